@@ -1,0 +1,5 @@
+"""`python -m cuflash` is the `cuflash` command."""
+
+from cuflash.cli import main
+
+main()

@@ -1,0 +1,116 @@
+"""How long a call takes on a GPU, what it computes, and what the card itself can do: one clock for everybody."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cuflash.presets import Shape
+
+__all__ = ["copy_bandwidth", "event_times", "flops", "matmul_peak", "min_bytes", "wall_times"]
+
+_MIN_CALLS, _MAX_CALLS = 5, 200
+
+
+def flops(shape: Shape, mode: str) -> float:
+    """Floating-point operations of ``mode`` (fwd, bwd, fwdbwd): two products forward, five backward, visible pairs only."""
+    pairs = shape.batch * shape.num_q_heads * shape.visible_pairs()
+    forward = 2.0 * pairs * (shape.head_dim + shape.head_dim_v)
+    backward = 2.0 * pairs * (3 * shape.head_dim + 2 * shape.head_dim_v)
+    return {"fwd": forward, "bwd": backward, "fwdbwd": forward + backward}[mode]
+
+
+def min_bytes(shape: Shape, mode: str) -> float:
+    """Bytes that must cross the memory bus at least: every operand read once, every result written once."""
+    size = 4 if shape.dtype == "float32" else 2
+    q_rows, k_rows = shape.batch * shape.seqlen_q * shape.num_q_heads, shape.batch * shape.seqlen_k * shape.num_kv_heads
+    q_bytes, out_bytes = q_rows * shape.head_dim * size, q_rows * shape.head_dim_v * size
+    kv_bytes = k_rows * (shape.head_dim + shape.head_dim_v) * size
+    forward = q_bytes + kv_bytes + out_bytes + 4 * q_rows
+    backward = 2 * q_bytes + 2 * kv_bytes + 2 * out_bytes + 4 * q_rows
+    return float({"fwd": forward, "bwd": backward, "fwdbwd": forward + backward}[mode])
+
+
+def event_times(call: Callable[[], Any], budget_ms: float) -> list[float]:
+    """Milliseconds of each call between two events on the current stream; as many calls as fit the budget.
+
+    Calls are queued without waiting, so the host's share shows only where a call is shorter than its own launch.
+    """
+    import cupy
+
+    def timed(count: int) -> list[float]:
+        events = [(cupy.cuda.Event(), cupy.cuda.Event()) for _ in range(count)]
+        for start, stop in events:
+            start.record()
+            call()
+            stop.record()
+        events[-1][1].synchronize()
+        return [float(cupy.cuda.get_elapsed_time(start, stop)) for start, stop in events]
+
+    first = min(timed(2))  # the round's warm-up, and the size of its step
+    return timed(_calls_within(budget_ms, first))
+
+
+def wall_times(call: Callable[[], Any], wait: Callable[[Any], Any], budget_ms: float) -> list[float]:
+    """Milliseconds a call by the host's clock over queued calls, for libraries on streams of their own."""
+
+    def average(count: int) -> float:
+        begin = time.perf_counter()
+        result = None
+        for _ in range(count):
+            result = call()
+        wait(result)
+        return (time.perf_counter() - begin) / count * 1e3
+
+    first = average(2)
+    return [average(_calls_within(budget_ms, first))]
+
+
+def _calls_within(budget_ms: float, one_ms: float) -> int:
+    return max(_MIN_CALLS, min(_MAX_CALLS, int(budget_ms / max(one_ms, 1e-3))))
+
+
+def matmul_peak(size: int = 8192, budget_ms: float = 60.0) -> float | None:
+    """TFLOP/s of a square 16-bit matrix product of random numbers, by cuBLAS; None where neither CuPy nor torch has it."""
+    for make in (_torch_product, _cupy_product):
+        try:
+            call = make(size)
+            call()
+            return 2.0 * size**3 / statistics.median(event_times(call, budget_ms)) / 1e9
+        except Exception:  # a missing cuBLAS, torch or dtype: the next one may have it
+            continue
+    return None
+
+
+def copy_bandwidth(gibibytes: float = 1.0, budget_ms: float = 30.0) -> float | None:
+    """GB/s, read plus written, of a device-to-device copy."""
+    import cupy
+
+    count = int(gibibytes * 2**30)
+    try:
+        source, target = cupy.cuda.alloc(count), cupy.cuda.alloc(count)
+    except cupy.cuda.memory.OutOfMemoryError:
+        return None
+    stream = cupy.cuda.get_current_stream()
+    times = event_times(lambda: target.copy_from_device_async(source, count, stream), budget_ms)
+    return 2.0 * count / statistics.median(times) / 1e6
+
+
+def _torch_product(size: int) -> Callable[[], Any]:
+    import torch
+
+    left, right = (torch.randn(size, size, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    result = torch.empty_like(left)
+    return lambda: torch.matmul(left, right, out=result)
+
+
+def _cupy_product(size: int) -> Callable[[], Any]:
+    import cupy
+    import numpy as np
+
+    values = np.random.default_rng(0).standard_normal((size, size), dtype=np.float32)
+    left = cupy.asarray(values.astype(np.float16))
+    result = cupy.empty_like(left)
+    return lambda: cupy.matmul(left, left, out=result)

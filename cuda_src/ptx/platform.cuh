@@ -1,0 +1,58 @@
+// What the compiler differs in: integer names, how a kernel is declared, where dynamic shared memory begins.
+#pragma once
+
+#define CUFLASH_DEVICE __device__ __forceinline__
+
+// One kernel, one parameter struct passed by value. The thread count is a compile-time promise: ptxas ignores
+// setmaxnreg without it, and it caps the registers so that min_blocks blocks fit on one multiprocessor.
+#define CUFLASH_KERNEL(name, threads, min_blocks, Params, params) \
+  extern "C" __global__ __launch_bounds__(threads, min_blocks) void name(const __grid_constant__ Params params)
+
+namespace cuflash {
+// NVRTC has no <stdint.h>. The 64-bit names are spelt so that they are the types of the host's header on every
+// platform (long on Linux, long long on Windows): both declarations may then stand side by side.
+using int8_t = signed char;
+using uint8_t = unsigned char;
+using int16_t = short;
+using uint16_t = unsigned short;
+using int32_t = int;
+using uint32_t = unsigned int;
+using size_t = decltype(sizeof(0));
+using ptrdiff_t = decltype(static_cast<char*>(nullptr) - static_cast<char*>(nullptr));
+using uint64_t = size_t;
+using int64_t = ptrdiff_t;
+static_assert(sizeof(int64_t) == 8 && sizeof(uint64_t) == 8);
+}  // namespace cuflash
+
+namespace cuflash::ptx {
+
+template <class To, class From>
+CUFLASH_DEVICE constexpr To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From), "bit_cast keeps the size");
+  return __builtin_bit_cast(To, from);
+}
+
+inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
+
+template <class T>
+CUFLASH_DEVICE constexpr T min(T a, T b) {
+  return b < a ? b : a;
+}
+
+template <class T>
+CUFLASH_DEVICE constexpr T max(T a, T b) {
+  return a < b ? b : a;
+}
+
+// 1024 bytes is the period of the widest swizzle: with this alignment a pattern made from addresses is a pattern
+// made from offsets.
+extern __shared__ __align__(1024) uint8_t dynamic_shared_bytes[];
+
+// Address of the first byte of dynamic shared memory in the shared window.
+CUFLASH_DEVICE uint32_t dynamic_shared() {
+  uint64_t address;
+  asm("cvta.to.shared.u64 %0, %1;" : "=l"(address) : "l"(dynamic_shared_bytes));
+  return static_cast<uint32_t>(address);
+}
+
+}  // namespace cuflash::ptx

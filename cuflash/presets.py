@@ -74,7 +74,10 @@ class Shape:
         if longest <= seqlen and self.num_q_heads <= heads and self.batch == 1:
             return self
         ratio = min(1.0, seqlen / longest)
-        bounds = self.window and tuple(bound if not bound else max(1, int(bound * ratio)) for bound in self.window)
+        window = self.window
+        if window is not None:
+            left, right = (bound and max(1, int(bound * ratio)) for bound in window)
+            window = (left, right)
         kv_heads = 1 if self.num_kv_heads < self.num_q_heads else min(heads, self.num_kv_heads)
         return replace(
             self,
@@ -83,7 +86,7 @@ class Shape:
             num_kv_heads=kv_heads,
             seqlen_q=max(1, round(self.seqlen_q * ratio)),
             seqlen_k=max(1, round(self.seqlen_k * ratio)),
-            window=bounds,
+            window=window,
         )
 
 
@@ -113,7 +116,9 @@ PRESETS: Mapping[str, tuple[Shape, ...]] = {
         _decoder("gemma2-9b local", 16, 8, 256, 8192, softcap=50.0, window=(4095, 0)),
     ),
     "gemma2-27b": (_decoder("gemma2-27b", 32, 16, 128, 8192, softcap=50.0, scale=144**-0.5),),
-    "deepseek-v3": (_decoder("deepseek-v3", 128, 128, 192, 4096, head_dim_v=128),),  # MLA as prefill and training see it
+    "deepseek-v3": (
+        _decoder("deepseek-v3", 128, 128, 192, 4096, head_dim_v=128),
+    ),  # MLA as prefill and training see it
     "minilm": (_encoder("minilm", 12, 32, 256, dtype="float32"),),
     "bert-base": (_encoder("bert-base", 12, 64, 512, dtype="float16"),),
     "vit-l16": (_encoder("vit-l16", 16, 64, 577),),
@@ -145,7 +150,17 @@ def preset_shapes(name: str) -> tuple[Shape, ...]:
 def fa_grid(seqlens: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)) -> tuple[Shape, ...]:
     """The grid that FlashAttention's papers report: 16384 tokens, num_heads * head_dim = 2048, bfloat16."""
     return tuple(
-        Shape(f"d{dim} {'causal' if causal else 'full'} {length}", 2048 // dim, 2048 // dim, dim, length, length,
-              batch=16384 // length, causal=causal)
-        for dim in (64, 128, 256) for causal in (False, True) for length in seqlens
+        Shape(
+            f"d{dim} {'causal' if causal else 'full'} {length}",
+            2048 // dim,
+            2048 // dim,
+            dim,
+            length,
+            length,
+            batch=16384 // length,
+            causal=causal,
+        )
+        for dim in (64, 128, 256)
+        for causal in (False, True)
+        for length in seqlens
     )

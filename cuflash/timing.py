@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from cuflash.presets import Shape
 
-__all__ = ["copy_bandwidth", "event_times", "flops", "matmul_peak", "min_bytes", "wall_times"]
+__all__ = ["copy_bandwidth", "event_times", "flops", "matmul_peak", "min_bytes", "product", "wall_times"]
+
+Call = Callable[[], Any]
 
 _MIN_CALLS, _MAX_CALLS = 5, 200
 
 
 def flops(shape: Shape, mode: str) -> float:
-    """Floating-point operations of ``mode`` (fwd, bwd, fwdbwd): two products forward, five backward, visible pairs only."""
+    """Floating-point operations of ``mode`` (fwd, bwd, fwdbwd): 2 products forward, 5 backward, visible pairs."""
     pairs = shape.batch * shape.num_q_heads * shape.visible_pairs()
     forward = 2.0 * pairs * (shape.head_dim + shape.head_dim_v)
     backward = 2.0 * pairs * (3 * shape.head_dim + 2 * shape.head_dim_v)
@@ -33,7 +35,7 @@ def min_bytes(shape: Shape, mode: str) -> float:
     return float({"fwd": forward, "bwd": backward, "fwdbwd": forward + backward}[mode])
 
 
-def event_times(call: Callable[[], Any], budget_ms: float) -> list[float]:
+def event_times(call: Call, budget_ms: float) -> list[float]:
     """Milliseconds of each call between two events on the current stream; as many calls as fit the budget.
 
     Calls are queued without waiting, so the host's share shows only where a call is shorter than its own launch.
@@ -53,7 +55,7 @@ def event_times(call: Callable[[], Any], budget_ms: float) -> list[float]:
     return timed(_calls_within(budget_ms, first))
 
 
-def wall_times(call: Callable[[], Any], wait: Callable[[Any], Any], budget_ms: float) -> list[float]:
+def wall_times(call: Call, wait: Callable[[Any], Any], budget_ms: float) -> list[float]:
     """Milliseconds a call by the host's clock over queued calls, for libraries on streams of their own."""
 
     def average(count: int) -> float:
@@ -72,9 +74,9 @@ def _calls_within(budget_ms: float, one_ms: float) -> int:
     return max(_MIN_CALLS, min(_MAX_CALLS, int(budget_ms / max(one_ms, 1e-3))))
 
 
-def matmul_peak(size: int = 8192, budget_ms: float = 60.0) -> float | None:
-    """TFLOP/s of a square 16-bit matrix product of random numbers, by cuBLAS; None where neither CuPy nor torch has it."""
-    for make in (_torch_product, _cupy_product):
+def matmul_peak(makers: Iterable[Callable[[int], Call]], size: int = 8192, budget_ms: float = 60.0) -> float | None:
+    """TFLOP/s of a square matrix product; ``makers`` are tried in turn, None where no library has one."""
+    for make in makers:
         try:
             call = make(size)
             call()
@@ -98,15 +100,8 @@ def copy_bandwidth(gibibytes: float = 1.0, budget_ms: float = 30.0) -> float | N
     return 2.0 * count / statistics.median(times) / 1e6
 
 
-def _torch_product(size: int) -> Callable[[], Any]:
-    import torch
-
-    left, right = (torch.randn(size, size, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    result = torch.empty_like(left)
-    return lambda: torch.matmul(left, right, out=result)
-
-
-def _cupy_product(size: int) -> Callable[[], Any]:
+def product(size: int) -> Call:
+    """A square float16 matrix product by CuPy's cuBLAS, ready to be timed; for where torch is not."""
     import cupy
     import numpy as np
 

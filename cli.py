@@ -1,0 +1,230 @@
+"""The `cuflash` command: what is here, is it right, how fast is it, why, and what exactly runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from cuflash import __version__
+from cuflash.errors import CuflashError
+from cuflash.options import PRESET, shape_options, shapes_from
+from cuflash.presets import PRESETS, fa_grid, preset_shapes
+
+console = Console()
+quiet = Console(stderr=True)
+
+JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable output on stdout.")
+FAMILY = click.option("--family", default="auto", show_default=True, help="Force a kernel family: sm80, sm90.")
+
+
+class Commands(click.Group):
+    """Turns every deliberate refusal into one line and exit code 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (CuflashError, FileNotFoundError, ModuleNotFoundError, ValueError) as error:
+            raise click.ClickException(str(error)) from error
+        except KeyError as error:
+            raise click.ClickException(str(error.args[0])) from error
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="cuflash")
+def main() -> None:
+    """Exact attention on raw CUDA."""
+
+
+def emit(data: Any) -> None:
+    click.echo(json.dumps(data, indent=1, default=str))
+
+
+def progress(total: int, label: str) -> tuple[Progress, Any]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=quiet, transient=True)
+    return bar, bar.add_task(label, total=total)
+
+
+@main.command()
+@JSON
+def info(as_json: bool) -> None:
+    """What is here, what would run where, and what is missing."""
+    from cuflash.info import collect
+
+    facts = collect()
+    if as_json:
+        return emit(facts)
+    from cuflash.tables import info_table
+
+    return console.print(info_table(facts))
+
+
+@main.command()
+@click.option("--device", type=click.Choice(["auto", "gpu", "emulator"]), default="auto", show_default=True)
+@click.option("--preset", default="all", show_default=True, help=f"all, {', '.join(PRESETS)}.")
+@click.option("--quick", "scope", flag_value="quick", help="A handful of cases, small.")
+@click.option("--full", "scope", flag_value="full", help="Every dtype, longer sequences, edge cases.")
+@FAMILY
+@JSON
+def check(device: str, preset: str, scope: str | None, family: str, as_json: bool) -> None:
+    """Compares forward and backward with float64, within the error budget of docs/contract.md."""
+    from cuflash.backends import DEVICES, default_device, why_no_gpu
+    from cuflash.check import cases, run
+    from cuflash.tables import case_cells, case_table
+
+    device = default_device() if device == "auto" else device
+    if device == DEVICES[0] and (why := why_no_gpu()):
+        raise click.ClickException(f"no GPU to check: {why}; --device emulator needs none")
+    shapes = cases(preset, scope or "", device)
+    table, results = case_table(device), []
+    bar, task = progress(len(shapes), "checking")
+    with bar:
+        for result in run(shapes, device, family):
+            results.append(result)
+            table.add_row(*case_cells(result))
+            bar.advance(task)
+    wrong = sum(not result.ok for result in results)
+    if as_json:
+        emit({"device": device, "failed": wrong, "cases": [result.as_dict() for result in results]})
+    else:
+        console.print(table)
+        console.print(
+            f"[green]{len(results)} cases, all within budget[/]"
+            if not wrong
+            else f"[bold red]{wrong} of {len(results)} cases failed[/]"
+        )
+    sys.exit(1 if wrong or not results else 0)
+
+
+@main.command()
+@PRESET
+@click.option(
+    "--grid", type=click.Choice(["fa"]), default=None, help="fa: head_dim 64/128/256, full/causal, 512..16384."
+)
+@click.option("--head-dim", "head_dims", type=int, multiple=True, help="Only these rows of the grid.")
+@click.option("--mode", default="fwd,bwd", show_default=True, help="fwd, bwd, fwdbwd; separated by commas.")
+@click.option("--peers", default="auto", show_default=True, help="auto, none, or names separated by commas.")
+@click.option(
+    "--recorded",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    default=None,
+    help="Ratios to cuDNN that stand for peers not installed.",
+)
+@click.option("--deterministic", is_flag=True, help="Time the deterministic gradients.")
+@click.option("--rounds", default=2, show_default=True)
+@click.option("--budget", default=20.0, show_default=True, help="Milliseconds a contestant gets in each round.")
+@click.option(
+    "--save", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write the JSON record here."
+)
+@click.option(
+    "--plot", "picture", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write a picture here."
+)
+@FAMILY
+@JSON
+def bench(preset: str | None, grid: str | None, head_dims: tuple[int, ...], as_json: bool, **given: Any) -> None:
+    """Times cuflash and its peers in turn on the same arrays; needs a GPU."""
+    from cuflash.backends import why_no_gpu
+
+    if why := why_no_gpu():
+        raise click.ClickException(f"a benchmark needs a GPU: {why}")
+    from cuflash.session import bench_session
+
+    shapes = preset_shapes(preset) if preset else fa_grid() if grid or not preset else ()
+    shapes = tuple(shape for shape in shapes if not head_dims or shape.head_dim in head_dims)
+    bar, task = progress(len(shapes) * len(given["mode"].split(",")), "measuring")
+    with bar:
+        session = bench_session(shapes, advance=lambda: bar.advance(task), **given)
+    emit(session.record) if as_json else session.print(console)
+
+
+@main.command()
+@shape_options
+@click.option("--arch", default=None, help="sm_80, sm_90a, …; default: the GPU here, else sm_90a.")
+@click.option("--registers", is_flag=True, help="Compile, to know registers and spills; needs NVRTC, no GPU.")
+@click.option("--deterministic", is_flag=True)
+@FAMILY
+@JSON
+def explain(
+    preset: str | None, arch: str | None, registers: bool, deterministic: bool, family: str, as_json: bool, **given: Any
+) -> None:
+    """Which kernels a call runs, with which tiles, and why."""
+    from cuflash import catalog
+    from cuflash.tables import explain_table
+
+    device = catalog.device_here(arch, family)
+    for shape in shapes_from(preset, given):
+        described = [
+            catalog.describe(plan, registers) for plan in catalog.plans(shape, device, deterministic=deterministic)
+        ]
+        if as_json:
+            emit({"shape": shape.name, "plans": described})
+            continue
+        console.print(f"[bold]{shape.name}[/] on {device.name}", explain_table(described))
+        for plan in described:
+            console.print(
+                f"{plan['kind']}: {plan['gflops']:.1f} GFLOP, workspace {plan['workspace_bytes'] / 2**20:.1f} MiB"
+            )
+            console.print(*(f"  {reason}" for reason in plan["reasons"]), sep="\n", markup=False)
+
+
+@main.command()
+@shape_options
+@click.option("--arch", default=None, help="sm_80, sm_90a, …; default: the GPU here, else sm_90a.")
+@click.option("--symbol", default="", help="Only kernels whose name contains this.")
+@FAMILY
+@JSON
+def source(preset: str | None, arch: str | None, symbol: str, family: str, as_json: bool, **given: Any) -> None:
+    """The CUDA text of the kernels a call runs, as NVRTC gets it."""
+    from cuflash import catalog
+
+    variants = catalog.unique_variants(shapes_from(preset, given), catalog.device_here(arch, family))
+    chosen = [variant for variant in variants if symbol in variant.symbol]
+    if not chosen:
+        raise click.ClickException(f"no kernel contains {symbol!r}; there are: {', '.join(v.symbol for v in variants)}")
+    if as_json:
+        return emit([{"symbol": variant.symbol, "source": variant.source()} for variant in chosen])
+    return click.echo("\n".join(variant.source() for variant in chosen))
+
+
+@main.command("compile")
+@click.option(
+    "--arch", "archs", multiple=True, default=("all",), show_default=True, help="sm_80, sm_90a, …; repeatable."
+)
+@click.option("--preset", default="all", show_default=True, help=f"all, {', '.join(PRESETS)}.")
+@click.option("--symbol", default="", help="Only kernels whose name contains this.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=None, help="Write cubins here.")
+@FAMILY
+@JSON
+def compile_command(
+    archs: tuple[str, ...], preset: str, symbol: str, out: Path | None, family: str, as_json: bool
+) -> None:
+    """Compiles the kernels that models need, for any target; needs NVRTC, no GPU."""
+    from cuflash import catalog
+    from cuflash.tables import compile_table
+
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    jobs = []
+    for row in catalog.architectures(archs):
+        variants = catalog.unique_variants(preset_shapes(preset), catalog.device_like(row, family))
+        jobs += [(variant, row.target) for variant in variants if symbol in variant.symbol]
+    if not jobs:
+        raise click.ClickException(f"no kernel contains {symbol!r}; `cuflash source` prints names")
+    bar, task = progress(len(jobs), "compiling")
+    rows = []
+    with bar:
+        for variant, target in jobs:
+            rows.append(catalog.compile_one(variant, target, out))
+            bar.advance(task)
+    emit(rows) if as_json else console.print(compile_table(rows))
+    sys.exit(0 if all(row["ok"] for row in rows) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Plans of named shapes for GPUs that need not be here: what `explain`, `source` and `compile` print."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from cuflash.architectures import ARCHITECTURES, Architecture, Device, architecture_of
+from cuflash.backends import why_no_gpu
+from cuflash.errors import ArgumentError, CompileError
+from cuflash.jit import compile_cubin
+from cuflash.plan import Launch, Plan, backward_plan, forward_plan
+from cuflash.presets import Shape
+from cuflash.problem import Keywords, Problem, spec_of_contiguous
+from cuflash.variant import Variant
+
+__all__ = [
+    "architectures",
+    "compile_one",
+    "describe",
+    "device_here",
+    "device_like",
+    "plans",
+    "resources_in",
+    "unique_variants",
+]
+
+# Multiprocessors of the usual card of each capability; a plan's grid may depend on them.
+_SM_COUNTS = {(8, 0): 108, (8, 6): 84, (8, 7): 16, (8, 9): 128, (9, 0): 132, (10, 0): 148, (10, 3): 160, (12, 0): 170}
+
+
+def architectures(names: Iterable[str]) -> list[Architecture]:
+    """Rows by target, with or without its suffix ("sm_90", "sm_90a", "90"); all rows for "all".
+
+    Raises:
+        ArgumentError: a target that is not in the table.
+    """
+    rows = list(ARCHITECTURES.values())
+    by_name = {f"{major}{minor}": row for (major, minor), row in ARCHITECTURES.items()}
+    found = []
+    for name in names:
+        key = name.lower().removeprefix("sm_").removesuffix("a")
+        if name != "all" and key not in by_name:
+            targets = ", ".join(row.target for row in rows)
+            raise ArgumentError("arch", name, "is not in the table", f"there are: all, {targets}")
+        found += rows if name == "all" else [by_name[key]]
+    return list(dict.fromkeys(found))
+
+
+def device_like(row: Architecture, family: str = "auto") -> Device:
+    """A card of this architecture as plain data, restricted to one kernel family unless ``auto``.
+
+    Raises:
+        UnsupportedError: the family does not run there.
+    """
+    device = Device(row.target, row.capability, _SM_COUNTS.get(row.capability, 64), row.shared_limit, row.families)
+    return device if family == "auto" else device.restricted(family)
+
+
+def device_here(arch: str | None, family: str = "auto") -> Device:
+    """The GPU of this machine, or a card of the named target; sm_90a where neither is there."""
+    if arch is None and not why_no_gpu():
+        from cuflash.launch import device_of
+
+        device = device_of(0)
+        return device if family == "auto" else device.restricted(family)
+    return device_like(architectures([arch or "sm_90a"])[0], family)
+
+
+def plans(
+    shape: Shape, device: Device, modes: Iterable[str] = ("fwd", "bwd"), deterministic: bool = False
+) -> list[Plan]:
+    """The forward and backward plans of one shape on contiguous arrays."""
+    specs = {name: spec_of_contiguous(extents, shape.dtype) for name, extents in shape.shapes.items()}
+    q, k, v, d_out = (specs[name] for name in ("q", "k", "v", "d_out"))
+    words = Keywords(**shape.keywords, deterministic=deterministic)
+    slopes = spec_of_contiguous((shape.num_q_heads,), "float32") if shape.alibi else None
+    found = []
+    if "fwd" in modes:
+        found.append(forward_plan(Problem.forward(q, k, v, words, alibi_slopes=slopes), device))
+    if "bwd" in modes:
+        lse = spec_of_contiguous((shape.batch, shape.num_q_heads, shape.seqlen_q), "float32")
+        problem = Problem.backward(d_out, q, k, v, d_out, lse, words, alibi_slopes=slopes)
+        found.append(backward_plan(problem, device))
+    return found
+
+
+def unique_variants(shapes: Iterable[Shape], device: Device, deterministic: bool = False) -> list[Variant]:
+    """Every kernel that the shapes need on the device, each once."""
+    launches = (
+        launch
+        for shape in shapes
+        for plan in plans(shape, device, deterministic=deterministic)
+        for launch in plan.launches
+    )
+    return list({launch.variant: None for launch in launches})
+
+
+def describe(plan: Plan, with_registers: bool = False) -> dict[str, Any]:
+    """A plan as plain data for printing; registers and spills cost a compilation each."""
+    launches = [_describe_launch(launch) for launch in plan.launches]
+    if with_registers:
+        target = architecture_of(plan.device.capability).target
+        for launch, printed in zip(plan.launches, launches, strict=True):
+            printed |= resources_in(compile_cubin(launch.variant, target).log)
+    return {
+        "kind": plan.kind,
+        "device": plan.device.name,
+        "gflops": plan.flops / 1e9,
+        "workspace_bytes": plan.workspace_bytes,
+        "reasons": list(plan.reasons),
+        "launches": launches,
+    }
+
+
+def compile_one(variant: Variant, target: str, out: Path | None) -> dict[str, Any]:
+    """Compiles a kernel through NVRTC, no GPU needed, and writes the cubin into ``out`` if given.
+
+    A refusal is told in ``error``; ``ok`` is False for it, and for a kernel that spills registers.
+    """
+    begin = time.perf_counter()
+    row: dict[str, Any] = {
+        "symbol": variant.symbol,
+        "target": target,
+        "digest": variant.digest,
+        "error": "",
+        "bytes": 0,
+    }
+    try:
+        cubin = compile_cubin(variant, target)
+        row |= {"bytes": len(cubin.code), "log": cubin.log.strip()}
+        if out is not None:
+            path = out / f"{variant.symbol}.{variant.digest[:8]}.{target}.cubin"
+            path.write_bytes(cubin.code)
+            row["file"] = str(path)
+    except CompileError as error:
+        row |= {"log": error.log, "error": str(error)}
+    row |= resources_in(row["log"])
+    return row | {"seconds": time.perf_counter() - begin, "ok": not row["error"] and not row["spill_bytes"]}
+
+
+def resources_in(log: str) -> dict[str, int]:
+    """Registers a thread and spilled bytes a thread, from the report of ptxas."""
+    registers = [int(number) for number in re.findall(r"Used (\d+) registers", log)]
+    spills = [int(number) for number in re.findall(r"(\d+) bytes spill", log)]
+    return {"registers": max(registers, default=0), "spill_bytes": sum(spills)}
+
+
+def _describe_launch(launch: Launch) -> dict[str, Any]:
+    variant = launch.variant
+    return {
+        "kernel": variant.symbol,
+        "family": variant.family,
+        "grid": launch.grid,
+        "block": launch.block,
+        "shared_bytes": launch.shared_bytes,
+        "config": dict(variant.fields),
+        "digest": variant.digest[:12],
+    }

@@ -1,0 +1,50 @@
+"""Command-line options that name one attention call, for the commands that need no arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from cuflash.presets import PRESETS, Shape, preset_shapes
+
+__all__ = ["PRESET", "shape_options", "shapes_from"]
+
+PRESET = click.option("--preset", default=None, help=f"A model's shapes: all, {', '.join(PRESETS)}.")
+
+
+def shape_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that name one attention call, for commands that need no arrays."""
+    options = (
+        PRESET,
+        click.option("--batch", default=1, show_default=True),
+        click.option("--seqlen", "seqlen_q", default=4096, show_default=True),
+        click.option("--seqlen-k", default=None, type=int, help="Default: as --seqlen."),
+        click.option("--heads", "num_q_heads", default=32, show_default=True),
+        click.option("--kv-heads", "num_kv_heads", default=None, type=int, help="Default: as --heads."),
+        click.option("--head-dim", default=128, show_default=True),
+        click.option("--head-dim-v", default=0, help="Default: as --head-dim."),
+        click.option("--dtype", default="bfloat16", show_default=True),
+        click.option("--causal", is_flag=True),
+        click.option("--window", default=None, help="LEFT,RIGHT; an empty side is open, as in 4095,0 or ,8."),
+        click.option("--softcap", default=None, type=float),
+        click.option("--alibi", is_flag=True),
+        click.option("--align", default="bottom-right", show_default=True),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def shapes_from(preset: str | None, given: dict[str, Any]) -> list[Shape]:
+    if preset:
+        return list(preset_shapes(preset))
+    window = given.pop("window")
+    sides = None
+    if window is not None:
+        left, _, right = window.partition(",")
+        sides = (int(left) if left else None, int(right) if right else None)
+    given["seqlen_k"] = given["seqlen_q"] if given["seqlen_k"] is None else given["seqlen_k"]
+    given["num_kv_heads"] = given["num_kv_heads"] or given["num_q_heads"]
+    return [Shape(name="call", window=sides, **given)]

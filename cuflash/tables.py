@@ -1,0 +1,141 @@
+"""What the commands print: plain data in, rich tables out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from cuflash.benchmark import Row
+from cuflash.check import CaseResult
+
+__all__ = ["bench_table", "case_cells", "case_table", "compile_table", "explain_table", "info_table", "summary_line"]
+
+GOOD, BAD = "[green]", "[bold red]"
+
+
+def case_table(device: str) -> Table:
+    """The empty table of `cuflash check`; rows come from ``case_cells``."""
+    table = Table(title=f"cuflash check on the {device}: forward and backward against float64", title_justify="left")
+    for column in ("case", "dtype", "mask", "batch x heads x seqlens"):
+        table.add_column(column)
+    for column in ("worst", "error", "budget"):
+        table.add_column(column, justify="right")
+    table.add_column("verdict")
+    table.add_column("time", justify="right")
+    return table
+
+
+def case_cells(result: CaseResult) -> tuple[str, ...]:
+    """One case as a row."""
+    head = (result.name, result.dtype, result.mask, result.shape)
+    worst = result.worst
+    if worst is None:
+        return (*map(escape, head), "", "", "", f"{BAD}{escape(result.failure)}[/]", "")
+    verdict = f"{GOOD}ok[/]" if result.ok else f"{BAD}{escape(worst.why or 'over budget')}[/]"
+    numbers = (worst.name, f"{worst.error:.1e}", f"{worst.budget:.1e}")
+    return (*map(escape, head), *numbers, verdict, f"{result.seconds:.2f} s")
+
+
+def bench_table(rows: Sequence[Row], peak_tflops: float | None, title: str) -> Table:
+    """One row a shape and mode; a star marks a peer that stands by its recorded ratio to the same run's cuDNN."""
+    table = Table(title=title, title_justify="left")
+    for column in ("mode", "case", "B", "heads"):
+        table.add_column(column)
+    names = list(dict.fromkeys(name for row in rows for name in row.peers))
+    for column in ("ms", "TFLOP/s", "of peak", "GB/s", "best peer", "ratio", *names):
+        table.add_column(column, justify="right")
+    for row in rows:
+        shape, mine = row.shape, row.cuflash
+        share = f"{100 * mine.tflops / peak_tflops:.0f}%" if peak_tflops else ""
+        ratio = "" if math.isnan(row.ratio) else f"{GOOD if row.ratio >= 1 else '[yellow]'}{row.ratio:.3f}[/]"
+        table.add_row(
+            row.mode,
+            escape(shape.name),
+            str(shape.batch),
+            f"{shape.num_q_heads}/{shape.num_kv_heads}",
+            f"{mine.ms:.3f}",
+            f"{mine.tflops:.0f}",
+            share,
+            f"{mine.gbytes:.0f}",
+            row.best_peer,
+            ratio,
+            *(f"{row.peers[name].tflops:.0f}" if name in row.peers else "–" for name in names),
+        )
+    return table
+
+
+def summary_line(mode: str, numbers: Mapping[str, float]) -> str:
+    """The ratio to the best peer over all points of a mode."""
+    mean, least, most = (f"{numbers[name]:.3f}" for name in ("geomean", "min", "max"))
+    return f"{mode}: {numbers['points']} points, ratio to the best peer {mean} (geometric mean), {least} to {most}"
+
+
+def explain_table(described: Iterable[Mapping[str, Any]]) -> Table:
+    """The launches of one or more plans."""
+    table = Table(title_justify="left")
+    for column in ("plan", "kernel", "grid", "block", "shared", "registers", "spills", "config"):
+        table.add_column(column, justify="right" if column in ("grid", "block", "shared") else "left")
+    for plan in described:
+        for launch in plan["launches"]:
+            config = " ".join(f"{name.removeprefix('k')}={value}" for name, value in launch["config"].items())
+            table.add_row(
+                plan["kind"],
+                launch["kernel"],
+                str(launch["grid"]),
+                str(launch["block"]),
+                f"{launch['shared_bytes'] / 1024:.0f} KiB",
+                str(launch.get("registers", "")),
+                str(launch.get("spill_bytes", "")),
+                escape(config),
+            )
+    return table
+
+
+def compile_table(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """One row a kernel and target."""
+    table = Table(title_justify="left")
+    for column in ("kernel", "target", "KiB", "registers", "spills", "seconds", "verdict"):
+        table.add_column(column, justify="left" if column in ("kernel", "target", "verdict") else "right")
+    for row in rows:
+        verdict = (
+            f"{GOOD}ok[/]"
+            if row["ok"]
+            else f"{BAD}{escape(row['error'].splitlines()[0] if row['error'] else 'spills')}[/]"
+        )
+        table.add_row(
+            row["symbol"],
+            row["target"],
+            f"{row['bytes'] / 1024:.0f}",
+            str(row["registers"]),
+            str(row["spill_bytes"]),
+            f"{row['seconds']:.1f}",
+            verdict,
+        )
+    return table
+
+
+def info_table(facts: Mapping[str, Any]) -> Table:
+    """Two columns: what, and what of it."""
+    table = Table(show_header=False, title=f"cuflash {facts['cuflash']}", title_justify="left")
+    table.add_row("runs on", "the GPU" if facts["device"] == "gpu" else "the CPU emulator")
+    table.add_row("python", f"{facts['python']} on {facts['platform']}")
+    table.add_row("libraries", "  ".join(f"{name} {version}" for name, version in facts["versions"].items()))
+    table.add_row("NVIDIA driver", facts["driver"] or "none")
+    table.add_row("NVRTC", facts["nvrtc"] or "none")
+    table.add_row("C++ compiler", facts["emulator_compiler"] or "none")
+    for card in facts["gpus"]:
+        sizes = f"{card['memory_gib']} GiB, {card['multiprocessors']} SMs, {card['shared_limit_kib']} KiB shared"
+        families = f"families {', '.join(card['families']) or 'none'}: {card['why']}"
+        table.add_row(
+            f"GPU {card['index']}",
+            escape(f"{card['name']} ({card['capability']}, {card['target']}), {sizes}\n{families}"),
+        )
+    for name, cache in facts["caches"].items():
+        table.add_row(f"cache, {name}", escape(f"{cache['path']}: {cache['files']} files, {cache['mib']} MiB"))
+    for absent in facts["missing"]:
+        table.add_row("[yellow]missing[/]", escape(f"{absent['what']}: {absent['remedy']}"))
+    return table

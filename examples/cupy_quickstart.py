@@ -1,0 +1,31 @@
+"""Attention and its gradients on CuPy arrays: a Llama-3-like layer, then what the plan says about it."""
+
+from __future__ import annotations
+
+import cupy as cp
+
+import cuflash
+
+
+def main() -> None:
+    shapes = {"q": (2, 4096, 32, 128), "k": (2, 4096, 8, 128), "v": (2, 4096, 8, 128)}
+    q, k, v = (cp.random.standard_normal(shape, dtype=cp.float32).astype(cp.float16) for shape in shapes.values())
+
+    (out, lse), pullback = cuflash.flash_attention_vjp(q, k, v, causal=True)
+    dq, dk, dv = pullback(cp.ones_like(out))
+    print("out", out.shape, out.dtype, " lse", lse.shape, lse.dtype)
+    print("dq", dq.shape, " dk", dk.shape, " dv", dv.shape)
+
+    window = cuflash.flash_attention(q, k, v, causal=True, window=(1023, 0), softcap=30.0)
+    print("sliding window of 1024 keys with a soft cap:", window.shape)
+
+    plan = cuflash.explain(q, k, v, causal=True)
+    for launch in plan.launches:
+        print(
+            f"{launch.variant.symbol}: {launch.grid} blocks, {launch.block} threads, {launch.shared_bytes} bytes shared"
+        )
+    print(*plan.reasons, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -153,13 +153,17 @@ def mask_from_keywords(causal: object, window: object, mask: object) -> Mask:
 
 
 def shift_of(align: object, seqlen_q: int, seqlen_k: int) -> int:
-    """Key position of query 0.
+    """Key position of query 0; an integer ``align`` is that position itself, for chunks of a longer sequence.
 
     Raises:
         ArgumentError: an unknown alignment.
     """
+    if isinstance(align, (int, np.integer)) and not isinstance(align, (bool, np.bool_)):
+        if abs(align) >= _OPEN:
+            raise ArgumentError("align", align, f"must lie within {_OPEN} positions of 0")
+        return int(align)
     if align not in ALIGNMENTS:
-        raise ArgumentError("align", align, f"must be one of {', '.join(ALIGNMENTS)}")
+        raise ArgumentError("align", align, f"must be one of {', '.join(ALIGNMENTS)} or an integer")
     return seqlen_k - seqlen_q if align == "bottom-right" else 0
 
 

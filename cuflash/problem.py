@@ -43,7 +43,7 @@ class Keywords(NamedTuple):
     softcap: float | None = None
     mask: Mask | None = None
     score: Score | None = None
-    align: str = "bottom-right"
+    align: str | int = "bottom-right"
     deterministic: bool = False
     batch_invariant: bool = False
 

@@ -1,0 +1,53 @@
+// Online softmax in log2 units: probabilities relative to a base a row that moves only when it must.
+#pragma once
+#include "tile/arithmetic.cuh"
+
+namespace cuflash {
+
+// The base by which a row's probabilities are divided may stay this far (in log2 units) below the row's maximum: they
+// then reach 2^8, which float16 holds as exactly as 1, and the accumulated output needs no rescale.
+inline constexpr float kBaseSlack = 8.0f;
+
+// What is added to a score in log2 units; a row that has seen no key has base -inf, and -inf - -inf is no number.
+CUFLASH_DEVICE float offset_of(float base) { return base == -kInfinity ? 0.0f : -base; }
+
+// The probability relative to the base, in one fused multiply-add and one exponential; a score of -inf gives exactly 0.
+CUFLASH_DEVICE float probability(float score, float unit, float offset) {
+  return tile::exp2(tile::fma(score, unit, offset));
+}
+
+// 1 / sum for the output; a row without keys has sum 0 and output 0.
+CUFLASH_DEVICE float normalizer(float sum) { return sum == 0.0f ? 0.0f : tile::reciprocal(sum); }
+
+// Natural logarithm of the row sum; -inf for a row without keys.
+CUFLASH_DEVICE float log_sum_exp(float base, float sum) { return (base + tile::log2(sum)) * kLn2; }
+
+// The rows of one thread. Exact for any base: rounding is relative, sums are float32, and what underflows is 2^-126 of
+// the row's largest probability or less. NaN scores poison their row; a score of +inf does, as it would by definition.
+template <int kRows>
+struct OnlineSoftmax {
+  float base[kRows];  // log2 units; equal in all threads that share a row
+  float sum[kRows];   // of the probabilities that this thread made
+
+  CUFLASH_DEVICE void clear() {
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      base[row] = -kInfinity;
+      sum[row] = 0.0f;
+    }
+  }
+
+  // Whether a score (log2 units) stands too far above the base. False for NaN.
+  CUFLASH_DEVICE bool is_outgrown(int row, float score) const { return score > base[row] + kBaseSlack; }
+
+  // Moves the base up to the row's maximum so far and returns the factor for all that was accumulated before.
+  CUFLASH_DEVICE float raise_base(int row, float row_max) {
+    const float raised = tile::larger(base[row], row_max);
+    const float factor = tile::exp2(base[row] + offset_of(raised));  // 0 for the first keys of a row
+    base[row] = raised;
+    sum[row] *= factor;
+    return factor;
+  }
+};
+
+}  // namespace cuflash

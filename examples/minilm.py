@@ -57,7 +57,9 @@ class MiniLM:
         from tokenizers import Tokenizer
 
         loaded: dict[str, np.ndarray] = load_file(folder / "model.safetensors")
-        self.weights = {name: array.astype(dtype) for name, array in loaded.items() if "position_ids" not in name}
+        self.weights: dict[str, np.ndarray] = {
+            name: array.astype(dtype) for name, array in loaded.items() if "position_ids" not in name
+        }
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_padding()
         self.attend = attend

@@ -1,0 +1,140 @@
+"""The commands, through click's runner: what they print, and that any failure is exit code 1."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from cuflash import check as checking
+from cuflash import presets
+from cuflash.cli import main
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+
+
+def test_help_names_every_command() -> None:
+    text = invoke("--help").stdout
+    for command in ("info", "check", "bench", "explain", "source", "compile"):
+        assert command in text
+        assert invoke(command, "--help").exit_code == 0
+
+
+def test_info_says_what_is_here_and_what_is_missing() -> None:
+    facts = json.loads(invoke("info", "--json").stdout)
+    assert facts["device"] in ("gpu", "emulator")
+    assert facts["versions"]["numpy"] == np.__version__
+    assert all(absent["remedy"] for absent in facts["missing"])
+    assert "cuflash" in invoke("info").stdout
+
+
+def test_check_passes_on_the_emulator() -> None:
+    answer = json.loads(invoke("check", "--device", "emulator", "--preset", "minilm", "--quick", "--json").stdout)
+    assert answer["failed"] == 0
+    (case,) = answer["cases"]
+    assert case["ok"]
+    assert [deviation["name"] for deviation in case["deviations"]] == ["out", "lse", "dq", "dk", "dv"]
+    assert all(0 <= deviation["error"] <= deviation["budget"] for deviation in case["deviations"])
+
+
+def test_check_prints_one_row_a_case() -> None:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(
+        main, ["check", "--device", "emulator", "--preset", "gpt2", "--quick"]
+    )
+    assert result.exit_code == 0, result.output
+    assert "gpt2" in result.stdout
+    assert "all within budget" in result.stdout
+
+
+def test_a_wrong_kernel_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = checking._compute
+
+    def wrong(*arguments: object) -> dict[str, np.ndarray]:
+        found = honest(*arguments)  # type: ignore[arg-type]
+        found["dk"] = found["dk"] * 1.5
+        return found
+
+    monkeypatch.setattr(checking, "_compute", wrong)
+    result = invoke("check", "--device", "emulator", "--preset", "minilm", "--quick", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["failed"] == 1
+
+
+def test_a_crash_is_a_row_and_not_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> dict[str, np.ndarray]:
+        raise RuntimeError("the kernel fell over")
+
+    monkeypatch.setattr(checking, "_compute", broken)
+    result = invoke("check", "--device", "emulator", "--preset", "all", "--quick", "--json")
+    assert result.exit_code == 1
+    assert all("fell over" in case["failure"] for case in json.loads(result.stdout)["cases"])
+
+
+def test_explain_names_kernels_and_reasons() -> None:
+    plans = json.loads(invoke("explain", "--preset", "llama3-8b", "--arch", "sm_80", "--json").stdout)["plans"]
+    assert [plan["kind"] for plan in plans] == ["forward", "backward"]
+    assert all(launch["grid"] > 0 and launch["kernel"] for plan in plans for launch in plan["launches"])
+
+
+def test_source_prints_what_nvrtc_gets() -> None:
+    text = invoke("source", "--arch", "sm_80", "--head-dim", "64", "--causal", "--dtype", "float16").stdout
+    assert text.startswith("// cuda_src digest ")
+    assert "struct Config" in text
+    assert "static_assert(sizeof(Params) ==" in text
+
+
+def test_compile_needs_no_gpu(tmp_path: object) -> None:
+    pytest.importorskip("cupy_backends.cuda.libs.nvrtc")
+    arguments = ("--arch", "sm_80", "--preset", "gpt2", "--symbol", "forward", "--out", str(tmp_path), "--json")
+    rows = json.loads(invoke("compile", *arguments).stdout)
+    assert rows
+    assert all(row["ok"] and row["bytes"] > 0 and row["registers"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("check", "--preset", "gpt5"), "there are: all, gpt2"),
+        (("check", "--device", "tpu"), "'tpu' is not one of"),
+        (("explain", "--arch", "sm_70"), "sm_80"),
+        (("explain", "--head-dim", "513"), "head_dim=513"),
+        (("explain", "--window", "-3,0"), "must not be negative"),
+        (("explain", "--heads", "6", "--kv-heads", "4"), "multiple of num_kv_heads=4"),
+        (("explain", "--dtype", "float64"), "float64"),
+        (("source", "--symbol", "nothing"), "no kernel contains 'nothing'"),
+        (("explain", "--family", "sm99"), "sm99"),
+    ],
+)
+def test_refusals_say_what_would_be_right(arguments: tuple[str, ...], told: str) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code != 0
+    assert told in result.output
+    assert "Traceback" not in result.output
+
+
+def test_bench_without_a_gpu_says_so() -> None:
+    from cuflash.backends import why_no_gpu
+
+    if not why_no_gpu():
+        pytest.skip("there is a GPU here")
+    result = invoke("bench")
+    assert result.exit_code == 1
+    assert "needs a GPU" in result.output
+
+
+@pytest.mark.gpu
+def test_bench_writes_record_and_picture(tmp_path: object) -> None:
+    record, picture = f"{tmp_path}/record.json", f"{tmp_path}/picture.png"
+    arguments = ("--preset", "gpt2", "--peers", "none", "--budget", "2", "--save", record, "--plot", picture, "--json")
+    rows = json.loads(invoke("bench", *arguments).stdout)["rows"]
+    assert {row["mode"] for row in rows} == {"fwd", "bwd"}
+    assert all(row["cuflash"]["tflops"] > 0 for row in rows)
+
+
+def test_quick_cases_exist() -> None:
+    names = {shape.name for shape in presets.preset_shapes("all")}
+    assert set(checking.QUICK) <= names

@@ -1,0 +1,100 @@
+"""The two places that every test runs on: the CPU emulator and a GPU, with the same NumPy arrays in and out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from arrays import GUARD, storage_of
+
+from cuflash.architectures import Device
+from cuflash.backends import eager_on
+from cuflash.dtypes import DTYPES
+from cuflash.eager import Eager
+from cuflash.plan import Plan
+from cuflash.problem import Keywords
+
+Array = np.ndarray[Any, Any]
+
+
+class Place:
+    """One device. Arrays keep their strides and alignment on the way in; results come back as NumPy arrays.
+
+    Whatever cuflash allocates here (out, lse, gradients, workspace) is filled with NaN before the kernels run and lies
+    between NaN guards that are checked afterwards.
+    """
+
+    def __init__(self, name: str, family: str = "auto", capability: tuple[int, int] | None = None) -> None:
+        self.name = name
+        self.eager = _guarded(name, family, capability)
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.name == "gpu"
+
+    def put(self, array: Array) -> Any:
+        """The array on this device, with the strides and the address's last bits that it has in NumPy."""
+        if not self.is_gpu:
+            return array
+        import cupy
+
+        storage = storage_of(array)
+        flat = storage.reshape(-1).view(np.uint8)
+        offset = array.__array_interface__["data"][0] - storage.__array_interface__["data"][0]
+        memory = cupy.asarray(flat) if flat.size else cupy.empty(1, np.uint8)
+        return cupy.ndarray(array.shape, array.dtype, memory.data + offset, array.strides)
+
+    def get(self, array: Any) -> Array:
+        """The array as NumPy has it."""
+        return array.get() if self.is_gpu else np.asarray(array)
+
+    def forward(self, arrays: dict[str, Array], out: Any = None, **words: Any) -> dict[str, Array]:
+        """out and lse."""
+        inputs = {name: self.put(arrays[name]) for name in ("q", "k", "v", "alibi_slopes") if name in arrays}
+        found = self.eager.forward(inputs, Keywords(**words), out)
+        self.check_guards()
+        return {name: self.get(array) for name, array in zip(("out", "lse"), found, strict=True)}
+
+    def backward(self, arrays: dict[str, Array], **words: Any) -> dict[str, Array]:
+        """dq, dk and dv, from arrays that hold d_out, out and lse too."""
+        inputs = {name: self.put(array) for name, array in arrays.items()}
+        found = self.eager.backward(inputs, Keywords(**words))
+        self.check_guards()
+        return {name: self.get(array) for name, array in found._asdict().items()}
+
+    def both(self, arrays: dict[str, Array], **words: Any) -> dict[str, Array]:
+        """out, lse, dq, dk and dv."""
+        found = self.forward(arrays, **words)
+        return {**found, **self.backward({**arrays, **found}, **words)}
+
+    def check_guards(self) -> None:
+        """Fails if a kernel wrote before or behind an array of ours."""
+        guarded, self.eager.backend.guarded = self.eager.backend.guarded, []  # type: ignore[attr-defined]
+        for storage, count in guarded:
+            for side in (storage[:GUARD], storage[GUARD + count :]):
+                assert (self.get(side).view(np.uint8) == 0xFF).all(), "a kernel wrote outside its output"
+
+
+def _guarded(name: str, family: str, capability: tuple[int, int] | None) -> Eager:
+    kind: Any = type(eager_on(name, family).backend)
+
+    class Guarded(kind):  # type: ignore[misc]
+        """The device's own backend, with guards of NaN around everything it allocates."""
+
+        def __init__(self) -> None:
+            super().__init__(*([Device.emulated(capability)] if capability else []))
+            self.guarded: list[tuple[Any, int]] = []
+
+        def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+            count, itemsize = int(np.prod(shape)), DTYPES[dtype].itemsize
+            storage = super().empty((2 * GUARD + count,), dtype, like)
+            storage.view(np.uint8).fill(0xFF)
+            self.guarded.append((storage, count))
+            assert GUARD * itemsize % 16 == 0
+            return storage[GUARD : GUARD + count].reshape(shape)
+
+        def run(self, plan: Plan, operands: dict[str, Any]) -> None:
+            assert all(launch.grid > 0 for launch in plan.launches), "a launch with an empty grid"
+            super().run(plan, operands)
+
+    return Eager(Guarded())

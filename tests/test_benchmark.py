@@ -1,0 +1,126 @@
+"""What needs no GPU of the benchmark: FLOPs, ratios, recorded peers, refusals, the picture and the verdicts of check."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from cuflash import benchmark, peers, peers_base, plotting, tables, timing
+from cuflash.check import FLOOR, compare
+from cuflash.presets import PRESETS, Shape, fa_grid, preset_shapes
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORDED = ROOT / "benchmarks" / "recorded_ratios.json"
+
+
+def row(shape: Shape, mode: str, ms: float, **others: float) -> benchmark.Row:
+    figures = {
+        name: benchmark.Figure(value, timing.flops(shape, mode) / value / 1e9, 1.0) for name, value in others.items()
+    }
+    mine = benchmark.Figure(ms, timing.flops(shape, mode) / ms / 1e9, 1.0)
+    best, best_ms = benchmark._best(shape, mode, figures, benchmark.read_recorded(RECORDED))
+    return benchmark.Row(shape, mode, mine, ("k",), figures, {}, best, best_ms, best_ms / ms)
+
+
+def test_the_grid_is_the_published_one() -> None:
+    grid = fa_grid()
+    assert len(grid) == 36
+    assert all(shape.batch * shape.seqlen_q == 16384 and shape.num_q_heads * shape.head_dim == 2048 for shape in grid)
+
+
+def test_flops_follow_the_convention() -> None:
+    full, causal = (shape for shape in fa_grid((1024,)) if shape.head_dim == 128)
+    assert timing.flops(full, "fwd") == 4 * 16 * 16 * 1024**2 * 128
+    assert timing.flops(full, "bwd") == 2.5 * timing.flops(full, "fwd")
+    assert timing.flops(causal, "fwd") == timing.flops(full, "fwd") / 2
+    assert timing.flops(full, "fwdbwd") == 3.5 * timing.flops(full, "fwd")
+
+
+def test_windows_count_visible_pairs() -> None:
+    shape = Shape("w", 1, 1, 64, 10, 10, causal=True, window=(2, 0))
+    assert shape.visible_pairs() == 1 + 2 + 3 * 8
+
+
+def test_every_point_of_the_grid_has_a_recorded_ratio() -> None:
+    points = benchmark.read_recorded(RECORDED)
+    wanted = {f"{mode}/{s.head_dim}/{s.mask_name}/{s.seqlen_k}" for s in fa_grid() for mode in ("fwd", "bwd")}
+    assert wanted == set(points)
+    assert "H200" in json.loads(RECORDED.read_text())["how"]
+
+
+def test_a_recorded_ratio_stands_for_an_absent_peer_only() -> None:
+    shape = next(s for s in fa_grid() if (s.head_dim, s.mask_name, s.seqlen_k) == (128, "causal", 16384))
+    absent = row(shape, "fwd", 1.0, cudnn=1.3)
+    assert absent.best_peer == "fa3*"
+    assert absent.recorded
+    assert absent.ratio == pytest.approx(1.3 / 1.3, rel=0.01)
+    present = row(shape, "fwd", 1.0, cudnn=1.3, fa3=1.2)
+    assert present.best_peer == "fa3"
+    assert present.ratio == pytest.approx(1.2)
+    assert math.isnan(row(shape, "fwd", 1.0).ratio)
+
+
+def test_summary_is_a_geometric_mean() -> None:
+    shape = Shape("s", 1, 1, 64, 100, 100)
+    numbers = benchmark.summary([row(shape, "fwd", 1.0, fa2=2.0), row(shape, "fwd", 1.0, fa2=0.5)])["fwd"]
+    assert numbers == {"points": 2, "geomean": pytest.approx(1.0), "min": 0.5, "max": 2.0}
+
+
+def test_table_record_and_picture(tmp_path: Path) -> None:
+    rows = [row(shape, mode, 1.0, cudnn=1.1) for shape in fa_grid() for mode in ("fwd", "bwd")]
+    json.dumps([one.as_dict() for one in rows])
+    console = Console(width=200, record=True, file=(tmp_path / "text").open("w"))
+    console.print(tables.bench_table(rows, 780.0, "title"))
+    assert "d128 causal 16384" in console.export_text()
+    pytest.importorskip("matplotlib")
+    plotting.plot(rows, tmp_path / "new" / "picture.png", "title", 780.0)
+    assert (tmp_path / "new" / "picture.png").stat().st_size > 10_000
+
+
+def test_unknown_peers_are_named() -> None:
+    with pytest.raises(KeyError, match="no peer fa9; there are: auto, none, cudnn"):
+        peers.chosen("fa9")
+    assert peers.chosen("none") == ({}, {})
+
+
+def test_a_peer_that_refuses_leaves_its_reason() -> None:
+    class Grumpy(peers_base.Peer):
+        name = "grumpy"
+
+        def prepare(self, arrays: object, shape: Shape, mode: str) -> peers_base.Contestant:
+            peers_base.refuse(shape, softcap=True)
+            return peers_base.Contestant(self.name, lambda: None)
+
+    capped, plain = Shape("a", 1, 1, 64, 8, 8, softcap=5.0), Shape("b", 1, 1, 64, 8, 8)
+    assert peers.contestants({"grumpy": Grumpy()}, {}, capped, "fwd") == ([], {"grumpy": "ValueError: has no softcap"})
+    assert [one.name for one in peers.contestants({"grumpy": Grumpy()}, {}, plain, "fwd")[0]] == ["grumpy"]
+
+
+def test_presets_reduce_without_changing_what_they_are() -> None:
+    for name in PRESETS:
+        for shape in preset_shapes(name):
+            small = shape.reduced(64, 2)
+            kept = ("head_dim", "head_dim_v", "dtype", "causal", "softcap", "alibi", "scale")
+            assert all(getattr(small, field) == getattr(shape, field) for field in kept)
+            assert small.num_q_heads % small.num_kv_heads == 0
+            assert max(small.seqlen_q, small.seqlen_k) <= 64
+            assert (small.num_kv_heads < small.num_q_heads) == (shape.num_kv_heads < shape.num_q_heads)
+
+
+def test_compare_looks_at_special_values_first() -> None:
+    exact = np.array([1.0, -np.inf, 2.0])
+    assert compare("x", exact.astype(np.float32), exact, exact).ok
+    assert "NaN misplaced" in compare("x", np.array([1.0, -np.inf, np.nan]), exact, exact).why
+    assert "-inf misplaced" in compare("x", np.array([1.0, 0.0, 2.0]), exact, exact).why
+    assert "shape" in compare("x", np.zeros(2), exact, exact).why
+
+
+def test_compare_allows_twice_the_unfused_error() -> None:
+    exact, unfused = np.zeros(2), np.array([0.0, 1e-3])
+    assert compare("x", np.array([2e-3, 0.0]), exact, unfused).ok
+    assert not compare("x", np.array([2e-3 + 2 * FLOOR, 0.0]), exact, unfused).ok

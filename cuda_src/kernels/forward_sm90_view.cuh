@@ -1,0 +1,122 @@
+// One tile of queries as one thread sees it: its rows, the keys they may see, the blocks its warpgroup visits; and what
+// is done to a block of scores before the softmax, and to the outputs after it.
+#pragma once
+#include "kernels/forward_sm90_tiles.cuh"
+#include "tile/arithmetic.cuh"
+#include "tile/warpgroup_fragment.cuh"
+
+namespace cuflash {
+
+template <class Config>
+struct ForwardSm90View {
+  using F = ForwardSm90<Config>;
+  using Element = typename F::Element;
+  using Mask = typename F::Mask;
+  using Score = typename F::Score;
+
+  const typename F::Params& params;
+  WorkItem work;
+  int rows[2];        // positions in the sequence, may lie past its end
+  BlockRange tile;    // blocks that the producer sends
+  BlockRange mine;    // blocks that hold a key for this warpgroup's rows
+  Range clear;        // keys that every row of the warpgroup sees
+
+  CUFLASH_DEVICE ForwardSm90View(const typename F::Params& params, const WorkItem& work, int warpgroup)
+      : params(params), work(work), tile(F::blocks_of_tile(params, work.q_block)) {
+    const int first = work.q_block * F::kBlockQ + warpgroup * tile::kWarpgroupRows;
+    rows[0] = work.q_block * F::kBlockQ + warpgroup * tile::kWarpgroupRows + tile::fragment_row();
+    rows[1] = rows[0] + 8;
+    mine = tile;
+    if constexpr (Config::kSkipBlocks) {
+      const BlockRange own = F::blocks_of_rows(params, first, first + tile::kWarpgroupRows - 1);
+      mine.begin = ptx::min(ptx::max(own.begin, tile.begin), tile.end - 1);
+      mine.end = ptx::max(ptx::min(own.end, tile.end), mine.begin + 1);
+    }
+    const int last = ptx::min(first + tile::kWarpgroupRows, params.seqlen_q) - 1;
+    clear = Mask::full_key_range(params.mask, ptx::min(first, last), last, params.seqlen_k);
+  }
+
+  // Whether a block needs masks and an exact maximum. The block that holds the last clear key counts as one: after it
+  // every row of the warpgroup has seen a key and has a base to go on with.
+  CUFLASH_DEVICE bool is_boundary(int block) const {
+    const int first_key = block * F::kBlockK;
+    return first_key < clear.begin || first_key + F::kBlockK >= clear.end || clear.is_empty();
+  }
+
+  // Rows past the end see what the last row sees, so that they too always have a base.
+  CUFLASH_DEVICE Range visible_keys(int i) const {
+    const int row = ptx::min(rows[i], params.seqlen_q - 1);
+    return Mask::key_range(params.mask, row, row, params.seqlen_k);
+  }
+
+  // dot products become scores.
+  template <int kCount>
+  CUFLASH_DEVICE void apply_score(float (&scores)[kCount], int block) const {
+    if constexpr (Score::kPreScale) {
+      const typename Score::Head head = Score::head(params.score, work.q_head, work.batch);
+      const int first_key = block * F::kBlockK + tile::fragment_col();
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const float scaled = scores[i] * params.pre_scale;
+        scores[i] = Score::apply(head, scaled, rows[tile::row_of(i)], first_key + tile::col_of(i));
+      }
+    }
+  }
+
+  // Selected, not added: whatever stands in a hidden score, it becomes -inf.
+  template <int kCount>
+  CUFLASH_DEVICE void mask_scores(float (&scores)[kCount], int block) const {
+    const int first_key = block * F::kBlockK + tile::fragment_col();
+    int begin[2], end[2];  // columns of the fragment, counted from the thread's first
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const Range keys = visible_keys(i);
+      begin[i] = keys.begin - first_key;
+      end[i] = keys.end - first_key;
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int row = tile::row_of(i), col = tile::col_of(i);
+      bool hidden = col >= end[row];
+      if constexpr (Mask::kHasLowerEdge) hidden |= col < begin[row];
+      scores[i] = hidden ? -ptx::kInfinity : scores[i];
+    }
+  }
+
+  // Divides by the row sums and writes outputs and lse, unless the tile is in doubt and must be certain. Returns whether
+  // this warp is in doubt: an output that is not finite may be an overflow, or a NaN that belongs to a hidden key.
+  template <bool kMustWrite, int kCount>
+  CUFLASH_DEVICE bool finish(float (&out)[kCount], const float (&base)[2], const float (&thread_sum)[2],
+                             bool is_lost) const {
+    const float sum[2] = {tile::quad_sum(thread_sum[0]), tile::quad_sum(thread_sum[1])};
+    const bool is_inside[2] = {rows[0] < params.seqlen_q, rows[1] < params.seqlen_q};
+    // A row without keys has sum 0; its outputs are 0 already. A sum of NaN stays one.
+    const float inverse[2] = {sum[0] == 0.0f ? 0.0f : 1.0f / sum[0], sum[1] == 0.0f ? 0.0f : 1.0f / sum[1]};
+    tile::scale_rows(out, inverse);
+    if constexpr (!kMustWrite) {
+      float zero[2] = {0.0f, 0.0f};  // stays 0 as long as every term is finite
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) zero[tile::row_of(i)] = ptx::fma(out[i], 0.0f, zero[tile::row_of(i)]);
+      is_lost |= (is_inside[0] && zero[0] != 0.0f) || (is_inside[1] && zero[1] != 0.0f);
+      if (ptx::vote_any(is_lost)) return true;
+    }
+    const int64_t head = static_cast<int64_t>(work.batch) * params.num_q_heads + work.q_head;
+    float* lse_gmem = params.lse + head * params.seqlen_q;
+    Element* out_gmem = static_cast<Element*>(params.out) + work.batch * params.out_strides.batch +
+                        work.q_head * params.out_strides.head;
+    write_row<0>(out, out_gmem, lse_gmem, base[0], sum[0], is_inside[0]);
+    write_row<1>(out, out_gmem, lse_gmem, base[1], sum[1], is_inside[1]);
+    return false;
+  }
+
+ private:
+  template <int kHalf, int kCount>
+  CUFLASH_DEVICE void write_row(const float (&out)[kCount], Element* out_gmem, float* lse_gmem, float base, float sum,
+                                bool is_inside) const {
+    const float lse = sum == 0.0f ? -ptx::kInfinity : (base + ptx::lg2(sum)) * kLn2;
+    if (is_inside && tile::fragment_col() == 0) ptx::store_global(lse_gmem + rows[kHalf], lse);
+    tile::store_row<Element, kHalf>(out, out_gmem + rows[kHalf] * params.out_strides.row, params.head_dim_v, is_inside);
+  }
+};
+
+}  // namespace cuflash

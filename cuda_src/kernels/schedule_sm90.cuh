@@ -1,0 +1,104 @@
+// Which tile of queries comes next, and how the producer thread tells the consumers: an order of tiles, and a board of
+// slots in shared memory through which work goes out and verdicts come back.
+#pragma once
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/special_registers.cuh"
+#include "tile/pipeline.cuh"
+
+namespace cuflash {
+
+enum class Schedule {
+  kOneTile,  // one tile a block: the hardware hands out blocks in order
+  kStatic,   // as many blocks as multiprocessors, tiles dealt out in turn
+  kDynamic,  // the same blocks, each takes the next free tile: balances tiles of different length
+};
+
+// One tile of queries to work on. 16 bytes, as it lies in shared memory.
+struct alignas(16) WorkItem {
+  int32_t q_block, q_head, batch;
+  int32_t kind;  // one of the values below
+};
+inline constexpr int32_t kWorkEnd = 0, kWorkTile = 1, kWorkRedo = 2;
+
+// Tiles stand in sections of heads (their keys and values stay in the L2 cache), inside a section the last block of
+// queries first: under a causal mask it is the longest, and long tiles early leave short ones to fill the end.
+template <class Params>
+CUFLASH_DEVICE WorkItem work_of_tile(const Params& params, int tile) {
+  const int num_heads = params.num_tiles / params.num_q_blocks;
+  const int section_tiles = params.section_heads * params.num_q_blocks;
+  const int first_head = tile / section_tiles * params.section_heads;
+  const int within = tile % section_tiles;
+  const int heads = ptx::min(params.section_heads, num_heads - first_head);  // the last section may be smaller
+  const int head = first_head + within % heads;
+  return {params.num_q_blocks - 1 - within / heads, head % params.num_q_heads, head / params.num_q_heads, kWorkTile};
+}
+
+// The tile after this one; num_tiles or more when there is none. The grid has at most num_tiles blocks.
+template <Schedule kSchedule, class Params>
+CUFLASH_DEVICE int next_tile(const Params& params, int tile) {
+  const int blocks = ptx::grid_size();
+  if constexpr (kSchedule == Schedule::kOneTile) return params.num_tiles;
+  if constexpr (kSchedule == Schedule::kStatic) return tile + blocks;
+  // Every block began with the tile of its own index, so num_tiles fetches are made in all, the last of each block in
+  // vain. Whoever makes the last one puts the counter back to zero for the next launch.
+  const int next = blocks + static_cast<int>(ptx::atomic_add(params.counter, 1u));
+  if (next == params.num_tiles + blocks - 1) ptx::store_global(params.counter, 0u);
+  return next;
+}
+
+// Slots in a ring. A slot is done when every consumer warp has written its verdict on the tile; only then is it used
+// again, so no warp can fall behind by a round and at most kSlots tiles wait for judgement.
+template <int kWarps>
+struct WorkBoard {
+  static constexpr int kSlots = 4;
+  static constexpr int kItemBytes = sizeof(WorkItem);
+  static constexpr int kVerdictBytes = kWarps * 4;
+  static constexpr int kBytes = kSlots * (kItemBytes + kVerdictBytes + 2 * tile::kBarrierBytes);
+  using Position = tile::RingPosition<kSlots>;
+
+  uint32_t base;
+
+  CUFLASH_DEVICE uint32_t item(Position at) const { return base + at.stage * kItemBytes; }
+  CUFLASH_DEVICE uint32_t verdict(Position at, int warp) const {
+    return base + kSlots * kItemBytes + at.stage * kVerdictBytes + warp * 4;
+  }
+  CUFLASH_DEVICE uint32_t posted(Position at) const {
+    return base + kSlots * (kItemBytes + kVerdictBytes) + at.stage * tile::kBarrierBytes;
+  }
+  CUFLASH_DEVICE uint32_t done(Position at) const { return posted(at) + kSlots * tile::kBarrierBytes; }
+
+  CUFLASH_DEVICE void init() const {
+    for (Position at; at.round == 0; at.advance()) {
+      ptx::mbarrier_init(posted(at), 1);
+      ptx::mbarrier_init(done(at), kWarps);
+    }
+  }
+
+  // Producer side.
+  CUFLASH_DEVICE void post(Position at, WorkItem work) const {
+    ptx::store_shared(item(at), work);
+    ptx::mbarrier_arrive(posted(at));
+  }
+  // Waits until the slot's tile is finished; whether a warp could not vouch for it.
+  CUFLASH_DEVICE bool was_refused(Position at) const {
+    ptx::mbarrier_wait(done(at), at.round);
+    uint32_t refusals = 0;
+    for (int warp = 0; warp < kWarps; ++warp) refusals |= ptx::load_shared<uint32_t>(verdict(at, warp));
+    return refusals != 0;
+  }
+  CUFLASH_DEVICE WorkItem recall(Position at) const { return ptx::load_shared<WorkItem>(item(at)); }
+
+  // Consumer side.
+  CUFLASH_DEVICE WorkItem read(Position at) const {
+    ptx::mbarrier_wait(posted(at), at.round);
+    return ptx::load_shared<WorkItem>(item(at));
+  }
+  // By one lane of each warp, after the whole warp has finished the tile.
+  CUFLASH_DEVICE void judge(Position at, int warp, bool refused) const {
+    ptx::store_shared(verdict(at, warp), static_cast<uint32_t>(refused));
+    ptx::mbarrier_arrive(done(at));
+  }
+};
+
+}  // namespace cuflash

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from cuflash import check as checking
 from cuflash import presets
+from cuflash.backends import why_no_gpu
 from cuflash.cli import main
 
 
@@ -117,8 +118,6 @@ def test_refusals_say_what_would_be_right(arguments: tuple[str, ...], told: str)
 
 
 def test_bench_without_a_gpu_says_so() -> None:
-    from cuflash.backends import why_no_gpu
-
     if not why_no_gpu():
         pytest.skip("there is a GPU here")
     result = invoke("bench")
@@ -128,6 +127,8 @@ def test_bench_without_a_gpu_says_so() -> None:
 
 @pytest.mark.gpu
 def test_bench_writes_record_and_picture(tmp_path: object) -> None:
+    if why := why_no_gpu():
+        pytest.skip(why)
     record, picture = f"{tmp_path}/record.json", f"{tmp_path}/picture.png"
     arguments = ("--preset", "gpt2", "--peers", "none", "--budget", "2", "--save", record, "--plot", picture, "--json")
     rows = json.loads(invoke("bench", *arguments).stdout)["rows"]

@@ -16,7 +16,7 @@ from cuflash.errors import CuflashError
 from cuflash.options import PRESET, shape_options, shapes_from
 from cuflash.presets import PRESETS, fa_grid, preset_shapes
 
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 140)
 quiet = Console(stderr=True)
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable output on stdout.")
@@ -76,7 +76,7 @@ def check(device: str, preset: str, scope: str | None, family: str, as_json: boo
     """Compares forward and backward with float64, within the error budget of docs/contract.md."""
     from cuflash.backends import DEVICES, default_device, why_no_gpu
     from cuflash.check import cases, run
-    from cuflash.tables import case_cells, case_table
+    from cuflash.tables import case_cells, case_table, complaints
 
     device = default_device() if device == "auto" else device
     if device == DEVICES[0] and (why := why_no_gpu()):
@@ -94,11 +94,10 @@ def check(device: str, preset: str, scope: str | None, family: str, as_json: boo
         emit({"device": device, "failed": wrong, "cases": [result.as_dict() for result in results]})
     else:
         console.print(table)
-        console.print(
-            f"[green]{len(results)} cases, all within budget[/]"
-            if not wrong
-            else f"[bold red]{wrong} of {len(results)} cases failed[/]"
-        )
+        for told in complaints(results):
+            console.print(told, style="red", markup=False, highlight=False)
+        verdict = f"[bold red]{wrong} of {len(results)} cases failed[/]" if wrong else "[green]all within budget[/]"
+        console.print(f"{len(results)} cases: {verdict}")
     sys.exit(1 if wrong or not results else 0)
 
 

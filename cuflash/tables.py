@@ -6,20 +6,36 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rich import box
 from rich.markup import escape
 from rich.table import Table
 
 from cuflash.benchmark import Row
 from cuflash.check import CaseResult
+from cuflash.dtypes import DTYPES
 
-__all__ = ["bench_table", "case_cells", "case_table", "compile_table", "explain_table", "info_table", "summary_line"]
+__all__ = [
+    "bench_table",
+    "case_cells",
+    "case_table",
+    "compile_table",
+    "complaints",
+    "explain_table",
+    "info_table",
+    "summary_line",
+]
 
 GOOD, BAD = "[green]", "[bold red]"
 
 
+def new_table(title: str = "", **options: Any) -> Table:
+    """The house's look: no frames, as narrow as the content."""
+    return Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), **options)
+
+
 def case_table(device: str) -> Table:
     """The empty table of `cuflash check`; rows come from ``case_cells``."""
-    table = Table(title=f"cuflash check on the {device}: forward and backward against float64", title_justify="left")
+    table = new_table(f"cuflash check on the {device}: forward and backward against float64")
     for column in ("case", "dtype", "mask", "batch x heads x seqlens"):
         table.add_column(column)
     for column in ("worst", "error", "budget"):
@@ -30,19 +46,29 @@ def case_table(device: str) -> Table:
 
 
 def case_cells(result: CaseResult) -> tuple[str, ...]:
-    """One case as a row."""
-    head = (result.name, result.dtype, result.mask, result.shape)
+    """One case as a row; what went wrong stands in full below the table."""
+    head = (result.name, DTYPES[result.dtype].short, result.mask, result.shape)
     worst = result.worst
     if worst is None:
-        return (*map(escape, head), "", "", "", f"{BAD}{escape(result.failure)}[/]", "")
-    verdict = f"{GOOD}ok[/]" if result.ok else f"{BAD}{escape(worst.why or 'over budget')}[/]"
+        return (*map(escape, head), "", "", "", f"{BAD}failed[/]", "")
+    verdict = f"{GOOD}ok[/]" if result.ok else f"{BAD}{'misplaced' if worst.why else 'over budget'}[/]"
     numbers = (worst.name, f"{worst.error:.1e}", f"{worst.budget:.1e}")
     return (*map(escape, head), *numbers, verdict, f"{result.seconds:.2f} s")
 
 
+def complaints(results: Iterable[CaseResult]) -> list[str]:
+    """Every failed case in words."""
+    found = []
+    for result in results:
+        wrong = [one for one in result.deviations if not one.ok]
+        told = [f"{one.name}: {one.why or f'error {one.error:.3e}, budget {one.budget:.3e}'}" for one in wrong]
+        found += [f"{result.name}: {what}" for what in ([result.failure] if result.failure else told)]
+    return found
+
+
 def bench_table(rows: Sequence[Row], peak_tflops: float | None, title: str) -> Table:
     """One row a shape and mode; a star marks a peer that stands by its recorded ratio to the same run's cuDNN."""
-    table = Table(title=title, title_justify="left")
+    table = new_table(title)
     for column in ("mode", "case", "B", "heads"):
         table.add_column(column)
     names = list(dict.fromkeys(name for row in rows for name in row.peers))
@@ -76,7 +102,7 @@ def summary_line(mode: str, numbers: Mapping[str, float]) -> str:
 
 def explain_table(described: Iterable[Mapping[str, Any]]) -> Table:
     """The launches of one or more plans."""
-    table = Table(title_justify="left")
+    table = new_table()
     for column in ("plan", "kernel", "grid", "block", "shared", "registers", "spills", "config"):
         table.add_column(column, justify="right" if column in ("grid", "block", "shared") else "left")
     for plan in described:
@@ -97,7 +123,7 @@ def explain_table(described: Iterable[Mapping[str, Any]]) -> Table:
 
 def compile_table(rows: Iterable[Mapping[str, Any]]) -> Table:
     """One row a kernel and target."""
-    table = Table(title_justify="left")
+    table = new_table()
     for column in ("kernel", "target", "KiB", "registers", "spills", "seconds", "verdict"):
         table.add_column(column, justify="left" if column in ("kernel", "target", "verdict") else "right")
     for row in rows:
@@ -120,7 +146,7 @@ def compile_table(rows: Iterable[Mapping[str, Any]]) -> Table:
 
 def info_table(facts: Mapping[str, Any]) -> Table:
     """Two columns: what, and what of it."""
-    table = Table(show_header=False, title=f"cuflash {facts['cuflash']}", title_justify="left")
+    table = new_table(f"cuflash {facts['cuflash']}", show_header=False)
     table.add_row("runs on", "the GPU" if facts["device"] == "gpu" else "the CPU emulator")
     table.add_row("python", f"{facts['python']} on {facts['platform']}")
     table.add_row("libraries", "  ".join(f"{name} {version}" for name, version in facts["versions"].items()))

@@ -96,8 +96,9 @@ def check(device: str, preset: str, scope: str | None, family: str, as_json: boo
         console.print(table)
         for told in complaints(results):
             console.print(told, style="red", markup=False, highlight=False)
-        verdict = f"[bold red]{wrong} of {len(results)} cases failed[/]" if wrong else "[green]all within budget[/]"
-        console.print(f"{len(results)} cases: {verdict}")
+        total = len(results)
+        failed, fine = f"[bold red]{wrong} of {total} cases failed[/]", f"[green]{total} cases, all within budget[/]"
+        console.print(failed if wrong else fine)
     sys.exit(1 if wrong or not results else 0)
 
 

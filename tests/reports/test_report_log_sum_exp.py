@@ -1,0 +1,45 @@
+"""Reported faults: the sign of an empty row's lse, its base, and what merging two partial results gives."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from arrays import case, dense
+from places import Place
+
+from cuflash import merge_states
+
+
+def test_rows_without_keys_have_minus_infinity(device: Place) -> None:
+    found = device.forward(case(dense(2, 4, 2, 5, 0, 64, dtype="float16")))
+    assert np.isneginf(found["lse"]).all() and (found["out"] == 0).all()
+    found = device.forward(case(dense(2, 4, 2, 5, 2, 64, dtype="float16")), causal=True)
+    assert np.isneginf(found["lse"][..., :3]).all() and np.isfinite(found["lse"][..., 3:]).all()
+    assert (found["out"][:, :3] == 0).all() and found["out"][:, 3:].any()
+
+
+def test_lse_is_a_natural_logarithm(device: Place) -> None:
+    """1600 equal keys: ln 1600 = 7.377759 and not log2 1600 = 10.643856."""
+    zeros = np.zeros((1, 1600, 1, 64), np.float32)
+    v = np.random.default_rng(0).standard_normal(zeros.shape).astype(np.float32)
+    whole = device.forward({"q": zeros[:, :1], "k": zeros, "v": v})
+    assert whole["lse"].item() == pytest.approx(7.377759, abs=1e-5)
+    halves = [device.forward({"q": zeros[:, :1], "k": zeros[:, s], "v": v[:, s]}) for s in HALVES]
+    out, lse = merge_states(*(half[name] for half in halves for name in ("out", "lse")))
+    np.testing.assert_allclose(out, whole["out"], atol=2e-5)
+    np.testing.assert_allclose(lse, whole["lse"], atol=2e-5)
+
+
+HALVES = (slice(0, 800), slice(800, 1600))
+
+
+def test_lse_is_natural_with_softcap_and_with_alibi(device: Place) -> None:
+    q = k = np.zeros((1, 1600, 1, 64), np.float32)
+    capped = device.forward({"q": q[:, :1], "k": k, "v": k}, softcap=30.0)
+    assert capped["lse"].item() == pytest.approx(math.log(1600), abs=1e-5)
+    slope = np.array([0.01], np.float32)
+    tilted = device.forward({"q": q[:, :1], "k": k, "v": k, "alibi_slopes": slope})
+    right = math.log(np.exp(-0.01 * np.arange(1600)).sum())
+    assert tilted["lse"].item() == pytest.approx(right, abs=2e-5)

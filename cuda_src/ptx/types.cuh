@@ -40,6 +40,13 @@ struct alignas(16) f32x4 {
 
 namespace ptx {
 
+using cuflash::bfloat16;
+using cuflash::f32x2;
+using cuflash::f32x4;
+using cuflash::float16;
+using cuflash::u32x2;
+using cuflash::u32x4;
+
 template <class T>
 inline constexpr bool is_bfloat16 = false;
 template <>

@@ -130,7 +130,7 @@ def test_backward_arrays_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("position", range(3))
-@pytest.mark.parametrize("thing", [None, 3.0, "q", [[1.0]], object()], ids=str)
+@pytest.mark.parametrize("thing", [None, 3.0, "q", [[1.0]], object()], ids=lambda thing: type(thing).__name__)
 def test_things_that_are_no_arrays_are_refused(position: int, thing: object) -> None:
     arrays: list[object] = [
         np.zeros(SHAPE_Q, np.float16),

@@ -7,9 +7,10 @@ from typing import Any
 from cuflash.architectures import ARCHITECTURES, Device
 from cuflash.eager import Eager
 
-__all__ = ["DEVICES", "default_device", "eager_on", "why_no_gpu"]
+__all__ = ["ANY_FAMILY", "DEVICES", "default_device", "eager_on", "why_no_gpu"]
 
 DEVICES = ("gpu", "emulator")
+ANY_FAMILY = "auto"
 
 
 def why_no_gpu() -> str:
@@ -30,7 +31,7 @@ def default_device() -> str:
     return "emulator" if why_no_gpu() else "gpu"
 
 
-def eager_on(device: str, family: str = "auto") -> Eager:
+def eager_on(device: str, family: str = ANY_FAMILY) -> Eager:
     """The eager path on one of ``DEVICES``, with one kernel family only unless ``family`` is ``auto``.
 
     Raises:
@@ -39,7 +40,7 @@ def eager_on(device: str, family: str = "auto") -> Eager:
     if device == "emulator":
         from cuflash.host import NumpyBackend
 
-        return Eager(NumpyBackend() if family == "auto" else NumpyBackend(_emulated_with(family)))
+        return Eager(NumpyBackend() if family == ANY_FAMILY else NumpyBackend(_emulated_with(family)))
     from cuflash.launch import CupyBackend
 
     class Restricted(CupyBackend):
@@ -48,7 +49,7 @@ def eager_on(device: str, family: str = "auto") -> Eager:
         def device(self, arrays: dict[str, Any]) -> Device:
             return super().device(arrays).restricted(family)
 
-    return Eager(CupyBackend() if family == "auto" else Restricted())
+    return Eager(CupyBackend() if family == ANY_FAMILY else Restricted())
 
 
 def _emulated_with(family: str) -> Device:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cuflash.architectures import ARCHITECTURES, Architecture, Device, architecture_of
-from cuflash.backends import why_no_gpu
+from cuflash.backends import ANY_FAMILY, why_no_gpu
 from cuflash.errors import ArgumentError, CompileError
 from cuflash.jit import compile_cubin
 from cuflash.plan import Launch, Plan, backward_plan, forward_plan
@@ -50,23 +50,23 @@ def architectures(names: Iterable[str]) -> list[Architecture]:
     return list(dict.fromkeys(found))
 
 
-def device_like(row: Architecture, family: str = "auto") -> Device:
+def device_like(row: Architecture, family: str = ANY_FAMILY) -> Device:
     """A card of this architecture as plain data, restricted to one kernel family unless ``auto``.
 
     Raises:
         UnsupportedError: the family does not run there.
     """
     device = Device(row.target, row.capability, _SM_COUNTS.get(row.capability, 64), row.shared_limit, row.families)
-    return device if family == "auto" else device.restricted(family)
+    return device if family == ANY_FAMILY else device.restricted(family)
 
 
-def device_here(arch: str | None, family: str = "auto") -> Device:
+def device_here(arch: str | None, family: str = ANY_FAMILY) -> Device:
     """The GPU of this machine, or a card of the named target; sm_90a where neither is there."""
     if arch is None and not why_no_gpu():
         from cuflash.launch import device_of
 
         device = device_of(0)
-        return device if family == "auto" else device.restricted(family)
+        return device if family == ANY_FAMILY else device.restricted(family)
     return device_like(architectures([arch or "sm_90a"])[0], family)
 
 

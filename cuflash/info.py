@@ -132,10 +132,11 @@ def _host_compiler() -> str:
 
 
 def _caches() -> dict[str, dict[str, Any]]:
-    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    from cuflash.emulator_build import cache_folder
+
     folders = {
         "kernels (CuPy)": Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache"),
-        "emulator": Path(os.environ.get("CUFLASH_CACHE_DIR") or cache_home / "cuflash"),
+        "emulator": cache_folder(),
     }
     return {name: {"path": str(folder), **_size(folder)} for name, folder in folders.items()}
 

@@ -60,13 +60,12 @@ def run_forward(inputs: dict[str, Any], words: Keywords, reference: bool = False
     """``(out, lse)`` of checked inputs q, k, v and perhaps alibi_slopes."""
     check_static(words)
     problem_of("forward", words, inputs)
-    question = Question(words, jax_ffi.cpu_mode(), not reference)
     arrays = (*(inputs[name] for name in "qkv"), inputs.get("alibi_slopes"))
     if reference:  # without custom_vjp, which has no forward mode
         from cuflash.interop.jax_reference import attention
 
         return attention(problem_of("forward", words, inputs), *arrays)
-    out, lse = attend(question, *arrays)
+    out, lse = attend(Question(words, jax_ffi.cpu_mode()), *arrays)
     return out, lse
 
 

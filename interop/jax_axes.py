@@ -1,18 +1,24 @@
-"""Manual mesh axes inside jax.shard_map: what an array varies over, and how to make arrays agree.
+"""Mesh axes as JAX's types see them: the manual ones of jax.shard_map, and explicit ones.
 
-A foreign call returns arrays that forget the axes its operands vary over, which ``check_vma=True`` notices in reverse
-mode. Operands are therefore cast to a common set first and results are cast back to it.
+Manual: a foreign call returns arrays that forget the axes its operands vary over, which ``check_vma=True`` notices in
+reverse mode. Operands are therefore cast to a common set first and results are cast back to it.
+
+Explicit: types carry shardings there, and neither a foreign call nor the folding of axes can state them. Such code runs
+with those axes switched to automatic, and its results are given the sharding that their names imply.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-__all__ = ["varying_axes", "vary", "vary_like"]
+__all__ = ["Axis", "automatic", "vary", "vary_like", "varying_axes"]
+
+Axis = tuple[Any, int]  # an array and the number of one of its axes
 
 
 def varying_axes(arrays: Sequence[Any]) -> frozenset[str]:
@@ -39,3 +45,29 @@ def vary_like(arrays: Sequence[Any], others: Sequence[Any]) -> tuple[Any, ...]:
     """The arrays, varying over all the axes that ``others`` vary over."""
     axes = varying_axes(others)
     return tuple(vary(array, axes) for array in arrays)
+
+
+def automatic(function: Callable[..., Any], arrays: Sequence[Any], results: Sequence[Sequence[Axis | None]]) -> Any:
+    """``function(*arrays)`` with explicit mesh axes made automatic inside.
+
+    ``results`` says for each axis of each result whose sharding it takes; None means it is not split.
+    """
+    mesh = next((m for m in map(_explicit_mesh, arrays) if m is not None), None)
+    if mesh is None:
+        return function(*arrays)
+    places = tuple(NamedSharding(mesh, PartitionSpec(*map(_split_of, axes))) for axes in results)
+    return jax.sharding.auto_axes(function, out_sharding=places)(*arrays)
+
+
+def _explicit_mesh(array: Any) -> Any:
+    """The mesh of an array whose type states its sharding, or None."""
+    mesh = getattr(getattr(jax.typeof(array), "sharding", None), "mesh", None)
+    return mesh if mesh is not None and AxisType.Explicit in mesh.axis_types else None
+
+
+def _split_of(axis: Axis | None) -> Any:
+    if axis is None:
+        return None
+    array, number = axis
+    spec = jax.typeof(array).sharding.spec
+    return spec[number] if number < len(spec) else None

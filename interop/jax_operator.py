@@ -9,7 +9,7 @@ platform_dependent    kernels on CUDA; elsewhere the reference, or the emulator 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -19,13 +19,14 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from cuflash.interop import jax_ffi, jax_reference
-from cuflash.interop.jax_axes import vary, varying_axes
+from cuflash.interop.jax_axes import Axis, automatic, vary, varying_axes
 from cuflash.interop.jax_sharding import Heads, partitioned
 from cuflash.problem import ArraySpec, Keywords, Problem, spec_of_contiguous
 
 __all__ = ["Question", "attend", "gradients", "problem_of", "spec_of"]
 
 _BACKWARD = ("d_out", "q", "k", "v", "out", "lse")
+_DIFFERENTIABLE = ("d_out", "d_lse", "q", "k", "v", "alibi_slopes")
 
 
 class Question(NamedTuple):
@@ -33,7 +34,6 @@ class Question(NamedTuple):
 
     words: Keywords
     cpu: str = "reference"  # what JAX's CPU backend runs
-    kernels: bool = True  # False: the reference on every platform, differentiable any number of times in any mode
 
 
 def spec_of(array: Any) -> ArraySpec:
@@ -90,7 +90,13 @@ def _slope_gradient(question: Question, marker: Any, d_out: Any, d_lse: Any, *pr
     if slopes is None or marker.shape[0] == 0:
         return None if slopes is None else jnp.zeros_like(slopes)
     problem = problem_of("forward", question.words, {"q": q, "k": k, "v": v, "alibi_slopes": slopes})
-    return jax_reference.attention_backward(problem, d_out, d_lse, *primals)[3]
+    axes = tuple((slopes, axis) for axis in range(slopes.ndim))
+    d_lse = jnp.zeros(problem.lse_shape, jnp.float32) if d_lse is None else d_lse
+
+    def through_reference(*arrays: Any) -> tuple[Any, ...]:
+        return (jax_reference.attention_backward(problem, *arrays)[3],)
+
+    return automatic(through_reference, (d_out, d_lse, *primals), [axes])[0]
 
 
 attend.defvjp(_attend_forward, _attend_backward, symbolic_zeros=True)
@@ -113,12 +119,22 @@ def _gradients_backward(question: Question, primals: Any, cotangents: Any) -> tu
     arrays = {"q": q, "k": k, "v": v} | ({} if slopes is None else {"alibi_slopes": slopes})
     problem = problem_of("forward", question.words, arrays)
 
-    def through_reference(d_out: Any, d_lse: Any, q: Any, k: Any, v: Any, slopes: Any) -> Any:
-        return jax_reference.attention_backward(problem, d_out, d_lse, q, k, v, slopes)[:3]
+    inputs = {name: x for name, x in zip(_DIFFERENTIABLE, primals[:6], strict=True) if x is not None}
 
-    found = jax.vjp(through_reference, d_out, d_lse, q, k, v, slopes)[1](cotangents)
+    def through_reference(*arrays: Any) -> tuple[Any, ...]:
+        pullback = jax.vjp(lambda *xs: _reference_gradients(problem, inputs, xs), *arrays[3:])[1]
+        found: tuple[Any, ...] = pullback(arrays[:3])
+        return found
+
+    axes = [tuple((x, axis) for axis in range(x.ndim)) for x in inputs.values()]
+    found = dict(zip(inputs, automatic(through_reference, (*cotangents, *inputs.values()), axes), strict=True))
     # out and lse are functions of q, k, v and the slopes, whose derivatives are whole already
-    return (*found, jnp.zeros_like(out), jnp.zeros_like(lse))
+    return (*map(found.get, _DIFFERENTIABLE), jnp.zeros_like(out), jnp.zeros_like(lse))
+
+
+def _reference_gradients(problem: Problem, names: Iterable[str], arrays: Sequence[Any]) -> tuple[Any, ...]:
+    named = dict.fromkeys(_DIFFERENTIABLE) | dict(zip(names, arrays, strict=True))
+    return jax_reference.attention_backward(problem, *(named[name] for name in _DIFFERENTIABLE))[:3]
 
 
 gradients.defvjp(_gradients_forward, _gradients_backward)
@@ -143,9 +159,16 @@ def _backward(question: Question, d_out: Any, d_lse: Any, *rest: Any) -> tuple[A
 def _run(kind: str, question: Question, arrays: dict[str, Any]) -> tuple[Any, ...]:
     given = {name: x for name, x in arrays.items() if x is not None}
     problem_of(kind, question.words, given)
-    if not question.kernels:
-        return _fallback(kind, question, tuple(given), *given.values())
-    return _foldable(kind, question, tuple(given))(*given.values())
+    found: tuple[Any, ...] = automatic(_foldable(kind, question, tuple(given)), tuple(given.values()), _axes(kind, given))
+    return found
+
+
+def _axes(kind: str, given: dict[str, Any]) -> list[tuple[Axis | None, ...]]:
+    """Whose sharding each axis of each result takes on a mesh with explicit axes."""
+    q, k, v = (given[name] for name in "qkv")
+    if kind == "forward":
+        return [((q, 0), (q, 1), (q, 2), None), ((q, 0), (q, 2), (q, 1))]
+    return [tuple((x, axis) for axis in range(4)) for x in (q, k, v)]
 
 
 @cache

@@ -1,0 +1,75 @@
+// How the warps of backward_sm80 share a block and where its tiles lie in shared memory.
+#pragma once
+#include "attention/masks/mask.cuh"
+#include "attention/scores/score.cuh"
+#include "tile/copy.cuh"
+#include "tile/finite.cuh"
+#include "tile/gemm.cuh"
+#include "tile/reduction_tile.cuh"
+#include "tile/turns.cuh"
+
+namespace cuflash {
+
+// Warps along the rows (queries) of dq; the others take turns over its columns. Chosen so that a warp reads the fewest
+// rows and columns of the product's operands.
+constexpr int warps_along_rows(int warps, int row_tiles, int col_tiles) {
+  int best = 0;
+  for (int rows = 1; rows <= warps; rows *= 2) {
+    const int cols = warps / rows;
+    if (row_tiles % rows != 0 || col_tiles % cols != 0) continue;
+    if (best == 0 || row_tiles / rows + col_tiles / cols < row_tiles / best + col_tiles / (warps / best)) best = rows;
+  }
+  return best;
+}
+
+template <class Config>
+struct BackwardLayout {
+  using Element = typename Config::Element;
+  static constexpr int kBlockQ = Config::kBlockQ;
+  static constexpr int kBlockK = Config::kBlockK;
+  static constexpr int kDepth = tile::Operand<Element>::kDepth;
+  static constexpr int kThreads = Config::kWarps * 32;
+
+  // Warps along the keys. With one warp a key, probabilities go from the accumulators of S to the operands of dV and dK
+  // without leaving their registers. Where dK and dV do not fit the registers, kWarpsD warps share the same keys: each
+  // makes the scores of its part of the queries, all meet in shared memory, and each owns a part of the head dims.
+  static constexpr int kWarpsK = Config::kWarpsK;
+  static constexpr int kWarpsD = Config::kWarps / kWarpsK;
+  static constexpr bool kInRegisters = kWarpsD == 1;
+  static constexpr int kRowTiles = kBlockK / kWarpsK / 16;
+  static constexpr int kPartQ = kInRegisters ? Config::kPartQ : kBlockQ / kWarpsD;  // queries whose scores a warp holds
+  static constexpr int kParts = kInRegisters ? kBlockQ / kPartQ : 1;
+  static_assert(kRowTiles * 16 * kWarpsK == kBlockK, "a warp owns whole tiles of 16 keys");
+  static_assert(kWarpsD == 1 || kWarpsD == 2 || kWarpsD == 4, "warps take turns over columns in powers of two");
+  static_assert(kPartQ % 16 == 0 && kParts * kPartQ == (kInRegisters ? kBlockQ : kPartQ), "queries come in whole tiles");
+  static_assert(Config::kHeadDim % (16 * kWarpsD) == 0 && Config::kHeadDimV % (16 * kWarpsD) == 0,
+                "each warp owns as many tiles of 16 head dims");
+  static_assert(Config::kStages == 1 || Config::kStages == 2, "one buffer each for q and d_out, or two");
+
+  static constexpr int kDqWarpsQ = warps_along_rows(Config::kWarps, kBlockQ / 16, Config::kHeadDim / 16);
+  static_assert(kDqWarpsQ > 0, "dq divides evenly among the warps");
+  static constexpr int kDqWarpsD = Config::kWarps / kDqWarpsQ;
+
+  using KTile = tile::SharedTile<Element, kBlockK, Config::kHeadDim>;
+  using VTile = tile::SharedTile<Element, kBlockK, Config::kHeadDimV>;
+  using QTile = tile::SharedTile<Element, kBlockQ, Config::kHeadDim>;
+  using DOutTile = tile::SharedTile<Element, kBlockQ, Config::kHeadDimV>;
+  using PairTile = tile::SharedTile<Element, kBlockK, kBlockQ>;  // probabilities or their gradients
+  template <class Tile>
+  using Copy = tile::TileCopy<Tile, kThreads, Config::kCopyBytes, Config::kPartialDims>;
+
+  // Bytes from the start of shared memory. A stage holds queries, gradients of their outputs, and lse and delta of each.
+  static constexpr int kValues = KTile::kBytes;
+  static constexpr int kStage = kValues + VTile::kBytes;
+  static constexpr int kDOut = QTile::kBytes;  // these three within a stage
+  static constexpr int kLse = kDOut + DOutTile::kBytes;
+  static constexpr int kDelta = kLse + kBlockQ * 4;
+  static constexpr int kStageBytes = kDelta + kBlockQ * 4;
+  static constexpr bool kNeedsDScores = !kInRegisters || Config::kAccumulateDq;
+  static constexpr int kDScores = kStage + Config::kStages * kStageBytes;
+  static constexpr int kProbs = kDScores + (kNeedsDScores ? PairTile::kBytes : 0);
+  static constexpr int kSharedBytes = kProbs + (kInRegisters ? 0 : PairTile::kBytes);
+  static_assert(kBlockQ % 16 == 0 && kStageBytes % 128 == 0, "swizzled tiles start at multiples of 128 bytes");
+};
+
+}  // namespace cuflash

@@ -74,11 +74,12 @@ struct ColumnReader {
   static constexpr int kDepth = Operand<Element>::kDepth;
   uint32_t lane_address;
 
-  CUFLASH_DEVICE explicit ColumnReader(uint32_t tile_smem) {
+  // Warps that take turns over column tiles start at `first_tile` and then count in a power of two above it.
+  CUFLASH_DEVICE explicit ColumnReader(uint32_t tile_smem, int first_tile = 0) {
     const int lane = ptx::lane_index();
     const int row = kIsA ? lane % 8 + lane / 16 * 8 : lane % 16;
     const int chunk = kIsA ? lane / 8 % 2 : lane / 16;
-    lane_address = tile_smem + Tile::Pattern::offset(row, chunk);
+    lane_address = tile_smem + Tile::Pattern::offset(row, chunk + first_tile * 2);
   }
 
   CUFLASH_DEVICE ColumnReader moved(uint32_t bytes) const {
@@ -102,12 +103,12 @@ struct ColumnReader<Tile, kIsA, kOrder> {
   static constexpr int kDepth = Operand<float>::kDepth;
   uint32_t near_address, far_address;  // of the lane's two depths
 
-  CUFLASH_DEVICE explicit ColumnReader(uint32_t tile_smem) {
+  CUFLASH_DEVICE explicit ColumnReader(uint32_t tile_smem, int first_tile = 0) {
     const int lane = ptx::lane_index();
     const int near = kOrder == Depth::kPaired ? lane % 4 * 2 : lane % 4;
     const int far = kOrder == Depth::kPaired ? near + 1 : near + 4;
-    near_address = Tile::address(tile_smem, near, lane / 4);
-    far_address = Tile::address(tile_smem, far, lane / 4);
+    near_address = Tile::address(tile_smem, near, first_tile * 16 + lane / 4);
+    far_address = Tile::address(tile_smem, far, first_tile * 16 + lane / 4);
   }
 
   CUFLASH_DEVICE ColumnReader moved(uint32_t bytes) const {

@@ -86,7 +86,7 @@ def cases(preset: str = "all", scope: str = "", device: str = "emulator") -> lis
         rows = [row for row in rows if preset != "all" or row.name in QUICK]
     seqlen, heads = {"quick": (64, 2), "": (96, 2), "full": (192, 4)}[scope]
     if device == "gpu":
-        seqlen, heads = {"quick": (256, 4), "": (640, 8), "full": (2048, 8)}[scope]
+        seqlen, heads = {"quick": (256, 4), "": (640, 8), "full": (1024, 8)}[scope]
     rows = [row.reduced(seqlen, heads) for row in rows]
     if scope == "full":
         others = [replace(row, name=f"{row.name} {name}", dtype=name) for row in rows for name in DTYPES]

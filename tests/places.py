@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ from cuflash.architectures import Device
 from cuflash.backends import eager_on
 from cuflash.dtypes import DTYPES
 from cuflash.eager import Eager
+from cuflash.emulator import EmulatorOptions, Statistics, execute
 from cuflash.plan import Plan
 from cuflash.problem import Keywords
 
@@ -31,6 +35,17 @@ class Place:
     @property
     def is_gpu(self) -> bool:
         return self.name == "gpu"
+
+    @contextmanager
+    def schedule(self, **options: Any) -> Iterator[list[Statistics]]:
+        """The emulator under these options; collects what each launch did. On a GPU the hardware schedules."""
+        backend: Any = self.eager.backend
+        before = backend.options
+        backend.options, backend.statistics = replace(before, **options), []
+        try:
+            yield backend.statistics
+        finally:
+            backend.options = before
 
     def put(self, array: Array) -> Any:
         """The array on this device, with the strides and the address's last bits that it has in NumPy."""
@@ -84,6 +99,8 @@ def _guarded(name: str, family: str, capability: tuple[int, int] | None) -> Eage
         def __init__(self) -> None:
             super().__init__(*([Device.emulated(capability)] if capability else []))
             self.guarded: list[tuple[Any, int]] = []
+            self.options = EmulatorOptions.from_environment()
+            self.statistics: list[Statistics] = []
 
         def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
             count, itemsize = int(np.prod(shape)), DTYPES[dtype].itemsize
@@ -95,6 +112,9 @@ def _guarded(name: str, family: str, capability: tuple[int, int] | None) -> Eage
 
         def run(self, plan: Plan, operands: dict[str, Any]) -> None:
             assert all(launch.grid > 0 for launch in plan.launches), "a launch with an empty grid"
-            super().run(plan, operands)
+            if name == "gpu":
+                super().run(plan, operands)
+            else:
+                self.statistics.extend(execute(plan, operands, options=self.options))
 
     return Eager(Guarded())

@@ -16,7 +16,8 @@ from cuflash.presets import Shape
 from cuflash.problem import Keywords
 
 LENGTHS = [(1, 1), (1, 200), (17, 63), (63, 17), (64, 64), (65, 129), (127, 128), (129, 65), (200, 1), (200, 127)]
-TILE_EDGES = [(q, k) for q in (1, 15, 16, 31, 33, 63, 64, 65, 96, 127, 128, 129, 193) for k in (1, 32, 63, 65, 128, 191)]
+EDGES = (1, 15, 16, 31, 33, 63, 64, 65, 96, 127, 128, 129, 193)
+TILE_EDGES = [(q, k) for q in EDGES for k in (1, 32, 63, 65, 128, 191)]
 
 
 def check(device: Place, shape: Shape, seed: int = 0, **more: Any) -> None:

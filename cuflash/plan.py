@@ -115,9 +115,9 @@ def _forward_planners() -> Mapping[str, Planner]:
 
 
 def _backward_planners() -> Mapping[str, Planner]:
-    from cuflash import plan_sm80
+    from cuflash import plan_sm80_backward
 
-    return {"sm80": plan_sm80.backward}
+    return {"sm80": plan_sm80_backward.backward}
 
 
 def _first_that_fits(planners: Mapping[str, Planner], problem: Problem, device: Device) -> Plan:

@@ -1,0 +1,127 @@
+"""Tiles of the sm_80 family: rows by padded head dims, element size and shared memory, each with its measured reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from cuflash.errors import UnsupportedError
+from cuflash.problem import Problem
+
+__all__ = ["BACKWARD", "FORWARD", "BackwardTile", "ForwardTile", "Row", "choose", "padded"]
+
+KIB = 1024
+GRAIN = 16  # elements; head dims are padded to whole tensor-core tiles
+
+
+def padded(dim: int, grain: int = GRAIN) -> int:
+    """``dim`` rounded up to whole tiles."""
+    return -(-dim // grain) * grain
+
+
+class _Tile(Protocol):
+    @property
+    def head_dim_grain(self) -> int: ...
+
+    def shared_bytes(self, head_dim: int, head_dim_v: int, itemsize: int) -> int: ...
+
+
+Tile = TypeVar("Tile", bound=_Tile)
+
+
+@dataclass(frozen=True)
+class ForwardTile:
+    """Config of forward_sm80."""
+
+    block_q: int  # rows
+    block_k: int  # keys
+    warps: int
+    stages: int  # buffers each for keys and values
+    query_registers: int = 0  # registers a thread may spend on holding queries
+
+    @property
+    def head_dim_grain(self) -> int:
+        """Head dims are whole tensor-core tiles."""
+        return GRAIN
+
+    def shared_bytes(self, head_dim: int, head_dim_v: int, itemsize: int) -> int:
+        """Shared memory of one block for padded head dims; the output takes the place of what was read."""
+        tiles = self.block_q * head_dim + self.stages * self.block_k * (head_dim + head_dim_v)
+        return max(tiles, self.block_q * head_dim_v) * itemsize
+
+
+@dataclass(frozen=True)
+class BackwardTile:
+    """Config of backward_sm80."""
+
+    block_q: int  # queries that come together
+    block_k: int  # keys a block owns
+    warps: int
+    warps_k: int  # warps along the keys; the others share keys and split the head dims
+    stages: int  # buffers each for q and d_out
+    part_q: int  # queries whose scores a warp holds at a time, where no warps share keys
+
+    @property
+    def head_dim_grain(self) -> int:
+        """Each of the warps that share keys owns whole tiles of the head dims."""
+        return GRAIN * (self.warps // self.warps_k)
+
+    def shared_bytes(self, head_dim: int, head_dim_v: int, itemsize: int, accumulates: bool = True) -> int:
+        """Shared memory of one block for padded head dims."""
+        shares = self.warps != self.warps_k
+        keys = self.block_k * (head_dim + head_dim_v) * itemsize
+        stage = self.block_q * ((head_dim + head_dim_v) * itemsize + 2 * 4)
+        pairs = self.block_k * self.block_q * itemsize
+        return keys + self.stages * stage + pairs * (int(shares or accumulates) + int(shares))
+
+
+@dataclass(frozen=True)
+class Row(Generic[Tile]):
+    """A tile for head dims up to ``head_dim`` (both), elements of ``itemsize`` bytes."""
+
+    head_dim: int
+    itemsize: int
+    tile: Tile
+    reason: str
+
+
+FORWARD = (
+    Row(64, 2, ForwardTile(128, 64, 4, 1), "two row tiles a warp"),
+    Row(128, 2, ForwardTile(128, 64, 4, 1), "two row tiles a warp"),
+    Row(256, 2, ForwardTile(128, 64, 8, 1), "eight warps"),
+    Row(256, 2, ForwardTile(64, 64, 4, 1), "99 KiB"),
+    Row(64, 4, ForwardTile(64, 32, 4, 1), "float32"),
+    Row(128, 4, ForwardTile(64, 32, 4, 1), "float32"),
+    Row(256, 4, ForwardTile(32, 16, 2, 1), "float32"),
+)
+
+
+BACKWARD = (
+    Row(64, 2, BackwardTile(64, 128, 4, 4, 2, 32), "two row tiles a warp"),
+    Row(128, 2, BackwardTile(64, 128, 8, 8, 2, 32), "eight warps"),
+    Row(128, 2, BackwardTile(64, 64, 4, 4, 1, 32), "99 KiB"),
+    Row(256, 2, BackwardTile(64, 64, 8, 4, 1, 0), "eight warps"),
+    Row(256, 2, BackwardTile(32, 32, 4, 2, 1, 0), "99 KiB"),
+    Row(64, 4, BackwardTile(32, 64, 4, 4, 1, 32), "float32"),
+    Row(128, 4, BackwardTile(32, 32, 4, 2, 1, 0), "float32"),
+    Row(256, 4, BackwardTile(16, 16, 2, 1, 1, 0), "float32"),
+)
+
+
+def choose(rows: tuple[Row[Tile], ...], problem: Problem, shared_limit: int) -> Row[Tile]:
+    """First row that covers the problem and fits the device.
+
+    Raises:
+        UnsupportedError: nothing fits; says the bytes needed and the bytes there are.
+    """
+    itemsize = problem.dtype.itemsize
+    needs = []
+    for row in rows:
+        if row.itemsize != itemsize or row.head_dim < max(problem.head_dim, problem.head_dim_v):
+            continue
+        dims = (padded(dim, row.tile.head_dim_grain) for dim in (problem.head_dim, problem.head_dim_v))
+        needs.append(row.tile.shared_bytes(*dims, itemsize))
+        if needs[-1] <= shared_limit:
+            return row
+    rule = f"needs {min(needs)} bytes of shared memory a block and this GPU has {shared_limit}"
+    raise UnsupportedError("head_dim", (problem.head_dim, problem.head_dim_v), rule, "use a smaller head_dim")

@@ -16,11 +16,23 @@ template <class Config>
 struct BackwardConsumer {
   const BackwardSm90Layout<Config>& layout;
   int warpgroup;
-  FragmentPlace<true> place;  // of query block 0
-  bool first_step = true;
+  FragmentPlace<true> place;  // of query 0
 
+  // Own rows of a tile of keys or values.
   CUFLASH_DEVICE uint32_t rows(uint32_t tile_smem) const {
     return tile_smem + warpgroup * tile::kWarpgroupRows * tile::kSlabRowBytes;
+  }
+
+  // A key that some queries of a block do not see must not reach their dq, not even as zero times NaN. Those that do see
+  // it have a NaN in lse: they lose nothing. After the scores of the first step have been made, before any dq.
+  CUFLASH_DEVICE void clear_keys() const {
+    using Tile = typename BackwardSm90Layout<Config>::KTile;
+    constexpr int kBytes = tile::kWarpgroupRows * tile::kSlabRowBytes;
+#pragma unroll 1
+    for (int slab = 0; slab < Tile::kSlabs; ++slab) {
+      tile::clear_nonfinite<typename Config::Element, kBytes, tile::kWarpgroupThreads>(
+          rows(layout.smem + BackwardSm90Layout<Config>::kK + slab * Tile::kSlabBytes), ptx::thread_index() % 128);
+    }
   }
 };
 
@@ -79,11 +91,12 @@ CUFLASH_DEVICE void backward_accumulate(const BackwardConsumer<Config>& self, ti
 template <class Config, int kStages, class Params>
 CUFLASH_DEVICE void backward_step(const Params& params, const BackwardConsumer<Config>& self,
                                   const typename Config::Score::Head& score_head, int first_row, bool masked,
-                                  tile::RingPosition<kStages> at, float (&dk)[Config::kHeadDim / 2],
+                                  bool first, tile::RingPosition<kStages> at, float (&dk)[Config::kHeadDim / 2],
                                   float (&dv)[Config::kHeadDimV / 2]) {
   using Layout = BackwardSm90Layout<Config>;
   using Element = typename Config::Element;
   constexpr int kBlockQ = Config::kBlockQ, kBlockK = Config::kBlockK;
+  constexpr bool kClearKeys = Config::kAccumulateDq && !Config::Mask::kUniform;
   const Layout& layout = self.layout;
   const FragmentPlace<true> place{self.place.first_q + first_row, self.place.first_k};
   float dots[kBlockQ / 2], d_probs[kBlockQ / 2];  // [64 keys, block_q]
@@ -97,6 +110,9 @@ CUFLASH_DEVICE void backward_step(const Params& params, const BackwardConsumer<C
                                                                    layout.d_out_ring().stage(at));
   ptx::wgmma_wait<1>();
   ptx::wgmma_touch(dots);
+  if constexpr (kClearKeys) {
+    if (first) self.clear_keys();
+  }
   // Where only padding is hidden, keys and values are zeros there and d(probs) are finite.
   constexpr bool kCanHide = !Config::Mask::kUniform;
   constexpr bool kPlain = !Config::Score::kPreScale;
@@ -130,7 +146,7 @@ CUFLASH_DEVICE void backward_consume(const Params& params, const BackwardSm90Lay
   using Layout = BackwardSm90Layout<Config>;
   using Element = typename Config::Element;
   constexpr int kBlockQ = Config::kBlockQ, kBlockK = Config::kBlockK;
-  const BackwardSteps steps = backward_steps<Config>(params, work, kBlockK);
+  const BackwardSteps steps = backward_steps<Config>(params, work);
   const int first_key = work.block * kBlockK;
   const int own_key = warpgroup * tile::kWarpgroupRows;
   const BackwardConsumer<Config> self{layout, warpgroup,
@@ -142,6 +158,7 @@ CUFLASH_DEVICE void backward_consume(const Params& params, const BackwardSm90Lay
   for (int i = 0; i < Config::kHeadDimV / 2; ++i) dv[i] = 0.0f;
 
   typename Layout::Position at;
+  bool first = true;
   ptx::mbarrier_wait(layout.keys_full(), 0);
 #pragma unroll 1
   for (int head = steps.first_head; head < steps.last_head; ++head) {
@@ -150,7 +167,8 @@ CUFLASH_DEVICE void backward_consume(const Params& params, const BackwardSm90Lay
     for (int block = steps.first_block; block < steps.last_block; ++block, at.advance()) {
       const bool masked = !all_visible<typename Config::Mask>(params.mask, block * kBlockQ, kBlockQ, first_key, kBlockK,
                                                               params.seqlen_k);
-      backward_step<Config>(params, self, score_head, block * kBlockQ, masked, at, dk, dv);
+      backward_step<Config>(params, self, score_head, block * kBlockQ, masked, first, at, dk, dv);
+      first = false;
     }
   }
 
@@ -170,19 +188,12 @@ CUFLASH_DEVICE void backward_sm90(const Params& params) {
   using Layout = BackwardSm90Layout<Config>;
   const Layout layout{ptx::dynamic_shared()};
   const int warp = ptx::warp_index();
-  if (ptx::thread_index() == 0) {
-    constexpr int kConsumerWarps = 8;
-    ptx::mbarrier_init(layout.keys_full(), 1);
-    layout.q_ring().init(kConsumerWarps);
-    layout.d_out_ring().init(kConsumerWarps);
-    ptx::mbarrier_init_fence();
-  }
-  ptx::sync_cta();  // barriers exist
+  init_backward_barriers(layout);
   // Each role finds its work for itself: nothing is carried over the change of registers.
   if (warp < 4) {
     ptx::setmaxnreg_dec<24>();
     if (ptx::thread_index() == 0) {
-      backward_produce(params, layout, key_block_of(params));
+      backward_produce<Config>(params, layout, key_block_of(params));
     } else if (Config::kAccumulateDq && (warp == 1 || warp == 2)) {
       backward_add_dq(params, layout, key_block_of(params), warp - 1);
     }

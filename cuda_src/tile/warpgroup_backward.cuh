@@ -69,6 +69,25 @@ CUFLASH_DEVICE void store_in_register_order(const float (&values)[kCount], uint3
   }
 }
 
+// The same for packed words.
+template <int kCount>
+CUFLASH_DEVICE void store_words_in_register_order(const uint32_t (&words)[kCount], uint32_t smem) {
+  const uint32_t mine = smem + ptx::thread_index() % kWarpgroupThreads * 16;
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) {
+    ptx::store_shared(mine + i * kWarpgroupThreads * 4, u32x4{words[i], words[i + 1], words[i + 2], words[i + 3]});
+  }
+}
+template <int kCount>
+CUFLASH_DEVICE void load_words_in_register_order(uint32_t (&words)[kCount], uint32_t smem) {
+  const uint32_t mine = smem + ptx::thread_index() % kWarpgroupThreads * 16;
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) {
+    const u32x4 four = ptx::load_shared<u32x4>(mine + i * kWarpgroupThreads * 4);
+    words[i] = four.x, words[i + 1] = four.y, words[i + 2] = four.z, words[i + 3] = four.w;
+  }
+}
+
 // Sends a warp's accumulators [16 rows, kCols], times factor, to a tensor by way of rows first_row .. + 15 of a slab
 // tile. The map has boxes of 64 columns and 16 rows; what lies outside the tensor is not stored. The caller's lane 0
 // waits for the copy before the block ends.
@@ -95,6 +114,29 @@ CUFLASH_DEVICE void store_to_tensor(const float (&values)[kCols / 2], float fact
       ptx::tma_store_4d(map, rows_smem, slab * kSlabCols, row_gmem, head, batch);
     }
     ptx::bulk_commit();
+  }
+}
+
+// A pair of elements without its infinities and NaNs, which become zeros.
+template <class Element>
+CUFLASH_DEVICE uint32_t finite_pair(uint32_t pair) {
+  constexpr uint32_t kExponent = ptx::is_bfloat16<Element> ? 0x7f80 : 0x7c00;
+  const bool low = (pair & kExponent) == kExponent, high = (pair >> 16 & kExponent) == kExponent;
+  return pair & ((low ? 0u : 0xffffu) | (high ? 0u : 0xffff0000u));
+}
+
+// Clears the infinities and NaNs of kBytes of elements; kThreads threads share the work. Zero times such a value would
+// be NaN in a product that sums over the rows of the tile, for rows of the result that have nothing to do with it.
+template <class Element, int kBytes, int kThreads>
+CUFLASH_DEVICE void clear_nonfinite(uint32_t smem, int thread) {
+  static_assert(kBytes % (kThreads * 16) == 0, "whole accesses");
+#pragma unroll 4
+  for (int i = 0; i < kBytes; i += kThreads * 16) {
+    const uint32_t address = smem + i + thread * 16;
+    const u32x4 old = ptx::load_shared<u32x4>(address);
+    const u32x4 now = {finite_pair<Element>(old.x), finite_pair<Element>(old.y), finite_pair<Element>(old.z),
+                       finite_pair<Element>(old.w)};
+    if ((now.x ^ old.x) | (now.y ^ old.y) | (now.z ^ old.z) | (now.w ^ old.w)) ptx::store_shared(address, now);
   }
 }
 

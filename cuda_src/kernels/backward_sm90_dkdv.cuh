@@ -1,0 +1,227 @@
+// dk and dv of wide heads on Hopper: 64 keys a block, which stay in shared memory while the queries that see them stream
+// past. The sums of 64 keys and 256 columns fill the registers of a warpgroup, so the two consumers divide the work by
+// kind: one makes scores, probabilities and dv, the other d(probs), d(scores) and dk. The probabilities go from the first
+// to the second through shared memory; it is their only tie, and each multiplies while the other does its pointwise part.
+// There is no dq here (see backward_sm90_dq): every sum has a fixed order.
+#pragma once
+#include "kernels/backward_sm90_stream.cuh"
+
+namespace cuflash {
+
+template <class Config>
+struct BackwardSm90DkdvLayout {
+  static constexpr int kBlockQ = Config::kBlockQ, kBlockK = Config::kBlockK, kStages = Config::kStages;
+  static constexpr int kHeadDim = Config::kHeadDim, kHeadDimV = Config::kHeadDimV;
+  static_assert(kBlockK == tile::kWarpgroupRows, "both warpgroups work on the same 64 keys");
+
+  using KTile = tile::SlabTile<kBlockK, kHeadDim>;
+  using VTile = tile::SlabTile<kBlockK, kHeadDimV>;
+  using QTile = tile::SlabTile<kBlockQ, kHeadDim>;
+  using DOutTile = tile::SlabTile<kBlockQ, kHeadDimV>;
+  static constexpr int kStatBytes = kBlockQ * 4;
+  static constexpr int kProbBytes = kBlockQ * kBlockK * 2;  // as float16: no larger than 1, eleven bits
+  static constexpr uint32_t kK = 0;
+  static constexpr uint32_t kV = kK + KTile::kBytes;
+  static constexpr uint32_t kQ = kV + VTile::kBytes;
+  static constexpr uint32_t kDOut = kQ + kStages * QTile::kBytes;
+  static constexpr uint32_t kProbs = kDOut + kStages * DOutTile::kBytes;  // two buffers
+  static constexpr uint32_t kLse = kProbs + 2 * kProbBytes;
+  static constexpr uint32_t kDelta = kLse + kStages * kStatBytes;
+  static constexpr uint32_t kBarriers = kDelta + kStages * kStatBytes;
+  static constexpr uint32_t kBytes = kBarriers + (1 + 4 * kStages) * tile::kBarrierBytes;
+  static_assert(kBytes == Config::kSharedBytes, "the planner reserves what the kernel uses");
+
+  using QRing = tile::Ring<kStages, QTile::kBytes>;
+  using DOutRing = tile::Ring<kStages, DOutTile::kBytes>;
+  using Position = tile::RingPosition<kStages>;
+  uint32_t smem;
+
+  CUFLASH_DEVICE uint32_t keys_full() const { return smem + kBarriers; }
+  CUFLASH_DEVICE QRing q_ring() const { return {smem + kQ, keys_full() + tile::kBarrierBytes}; }
+  CUFLASH_DEVICE DOutRing d_out_ring() const { return {smem + kDOut, q_ring().barriers + QRing::kBarriersBytes}; }
+  CUFLASH_DEVICE uint32_t lse(Position at) const { return smem + kLse + at.stage * kStatBytes; }
+  CUFLASH_DEVICE uint32_t delta(Position at) const { return smem + kDelta + at.stage * kStatBytes; }
+  CUFLASH_DEVICE uint32_t probs(int buffer) const { return smem + kProbs + buffer * kProbBytes; }
+};
+
+// Where a consumer stands in its steps.
+template <class Config>
+struct DkdvStep {
+  using Position = typename BackwardSm90DkdvLayout<Config>::Position;
+  int number = 0, total;
+  Position at;
+
+  CUFLASH_DEVICE bool is_last() const { return number + 1 == total; }
+  CUFLASH_DEVICE int buffer() const { return number % 2; }
+  // The next stage; after the last step this one again, whose product then goes unread: a product under a condition would
+  // make the compiler serialise them all.
+  CUFLASH_DEVICE Position next() const {
+    Position after = at;
+    if (!is_last()) after.advance();
+    return after;
+  }
+  CUFLASH_DEVICE void advance() {
+    ++number;
+    at.advance();
+  }
+};
+
+// Scores of a step, [64 keys, block_q].
+template <class Config>
+CUFLASH_DEVICE void start_dkdv_scores(float (&dots)[Config::kBlockQ / 2], const BackwardSm90DkdvLayout<Config>& layout,
+                                      tile::RingPosition<Config::kStages> at) {
+  using Layout = BackwardSm90DkdvLayout<Config>;
+  layout.q_ring().wait_full(at);
+  tile::start_scores<typename Config::Element, Config::kBlockK, Config::kBlockQ, Config::kHeadDim>(
+      dots, layout.smem + Layout::kK, layout.q_ring().stage(at));
+}
+
+// d(probs) of a step, [64 keys, block_q].
+template <class Config>
+CUFLASH_DEVICE void start_dkdv_d_probs(float (&d_probs)[Config::kBlockQ / 2],
+                                       const BackwardSm90DkdvLayout<Config>& layout,
+                                       tile::RingPosition<Config::kStages> at) {
+  using Layout = BackwardSm90DkdvLayout<Config>;
+  layout.d_out_ring().wait_full(at);
+  tile::start_scores<typename Config::Element, Config::kBlockK, Config::kBlockQ, Config::kHeadDimV>(
+      d_probs, layout.smem + Layout::kV, layout.d_out_ring().stage(at));
+}
+
+// Probabilities and dv of a step, then the scores of the next. What the other warpgroup gets is the derivative of the
+// probability by the score.
+template <class Config, class Params>
+CUFLASH_DEVICE void dkdv_probs_step(const Params& params, const BackwardSm90DkdvLayout<Config>& layout,
+                                    const typename Config::Score::Head& score_head, const FragmentPlace<true>& place,
+                                    bool masked, const DkdvStep<Config>& step, float (&dots)[Config::kBlockQ / 2],
+                                    float (&dv)[Config::kHeadDimV / 2]) {
+  using Element = typename Config::Element;
+  constexpr int kCount = Config::kBlockQ / 2, kThreads = 2 * tile::kWarpgroupThreads;
+  const bool speaks = ptx::lane_index() == 0;
+  uint32_t probs[kCount / 2], shared_probs[kCount / 2];
+  if constexpr (Config::Score::kPreScale) {
+    exponentiate_scores<Config>(dots, probs, masked, params, score_head, place, ColumnStats(layout.lse(step.at)));
+  } else {
+    exponentiate<Config>(dots, masked, params, place, ColumnStats(layout.lse(step.at)));
+    tile::pack_fragment<Element>(dots, probs);
+  }
+  if (speaks) layout.q_ring().release(step.at);
+  tile::pack_fragment<float16>(dots, shared_probs);
+  if (step.number >= 2) ptx::named_barrier_sync(kBarrierProbsEmpty + step.buffer(), kThreads);
+  tile::store_words_in_register_order(shared_probs, layout.probs(step.buffer()));
+  ptx::named_barrier_arrive(kBarrierProbsFull + step.buffer(), kThreads);
+
+  layout.d_out_ring().wait_full(step.at);
+  tile::start_output<Element, Config::kBlockQ, Config::kHeadDimV>(dv, probs, layout.d_out_ring().stage(step.at));
+  start_dkdv_scores<Config>(dots, layout, step.next());
+  ptx::wgmma_wait<1>();
+  if (speaks) layout.d_out_ring().release(step.at);
+  ptx::wgmma_wait<0>();
+  ptx::wgmma_touch(dv);
+  ptx::wgmma_touch(dots);
+}
+
+// d(scores) and dk of a step, then d(probs) of the next.
+template <class Config>
+CUFLASH_DEVICE void dkdv_scores_step(const BackwardSm90DkdvLayout<Config>& layout, bool masked,
+                                     const DkdvStep<Config>& step, float (&d_probs)[Config::kBlockQ / 2],
+                                     float (&dk)[Config::kHeadDim / 2]) {
+  using Element = typename Config::Element;
+  constexpr int kCount = Config::kBlockQ / 2, kThreads = 2 * tile::kWarpgroupThreads;
+  const bool speaks = ptx::lane_index() == 0;
+  float derivatives[kCount];
+  uint32_t d_scores[kCount / 2], shared_probs[kCount / 2];
+  ptx::named_barrier_sync(kBarrierProbsFull + step.buffer(), kThreads);
+  tile::load_words_in_register_order(shared_probs, layout.probs(step.buffer()));
+  if (step.number + 2 < step.total) ptx::named_barrier_arrive(kBarrierProbsEmpty + step.buffer(), kThreads);
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    ptx::unpack2<float16>(shared_probs[i], derivatives[2 * i], derivatives[2 * i + 1]);
+  }
+  layout.q_ring().wait_full(step.at);  // queries for dk, and delta
+  if (!Config::Mask::kUniform && masked) {
+    differentiate<Element, true>(d_scores, derivatives, d_probs, ColumnStats(layout.delta(step.at)));
+  } else {
+    differentiate<Element, false>(d_scores, derivatives, d_probs, ColumnStats(layout.delta(step.at)));
+  }
+  tile::start_output<Element, Config::kBlockQ, Config::kHeadDim>(dk, d_scores, layout.q_ring().stage(step.at));
+  start_dkdv_d_probs<Config>(d_probs, layout, step.next());
+  ptx::wgmma_wait<1>();
+  if (speaks) layout.q_ring().release(step.at);
+  ptx::wgmma_wait<0>();
+  ptx::wgmma_touch(dk);
+  ptx::wgmma_touch(d_probs);
+  if (speaks && !step.is_last()) layout.d_out_ring().release(step.next());
+}
+
+// All steps of one consumer: kMakesProbs tells which of the two. Ends with the sums in global memory.
+template <class Config, bool kMakesProbs, class Params>
+CUFLASH_DEVICE void dkdv_consume(const Params& params, const BackwardSm90DkdvLayout<Config>& layout,
+                                 const HeadBlock& work) {
+  using Layout = BackwardSm90DkdvLayout<Config>;
+  constexpr int kBlockQ = Config::kBlockQ, kBlockK = Config::kBlockK;
+  constexpr int kCols = kMakesProbs ? Config::kHeadDimV : Config::kHeadDim;
+  const BackwardSteps steps = backward_steps<Config>(params, work);
+  const int first_key = work.block * kBlockK;
+  DkdvStep<Config> step{.total = (steps.last_head - steps.first_head) * (steps.last_block - steps.first_block)};
+  float sums[kCols / 2], products[kBlockQ / 2];
+#pragma unroll
+  for (int i = 0; i < kCols / 2; ++i) sums[i] = 0.0f;
+
+  ptx::mbarrier_wait(layout.keys_full(), 0);
+  if (step.total > 0) {
+    if constexpr (kMakesProbs) {
+      start_dkdv_scores<Config>(products, layout, step.at);
+    } else {
+      start_dkdv_d_probs<Config>(products, layout, step.at);
+    }
+    ptx::wgmma_wait<0>();
+    if (!kMakesProbs && ptx::lane_index() == 0) layout.d_out_ring().release(step.at);
+  }
+  ptx::wgmma_touch(products);
+#pragma unroll 1
+  for (int head = steps.first_head; head < steps.last_head; ++head) {
+    const typename Config::Score::Head score_head = Config::Score::head(params.score, head, work.batch);
+#pragma unroll 1
+    for (int block = steps.first_block; block < steps.last_block; ++block, step.advance()) {
+      const int row = block * kBlockQ;
+      const bool masked =
+          !all_visible<typename Config::Mask>(params.mask, row, kBlockQ, first_key, kBlockK, params.seqlen_k);
+      if constexpr (kMakesProbs) {
+        const FragmentPlace<true> place{row + tile::fragment_col(), first_key + tile::fragment_row()};
+        dkdv_probs_step<Config>(params, layout, score_head, place, masked, step, products, sums);
+      } else {
+        dkdv_scores_step<Config>(layout, masked, step, products, sums);
+      }
+    }
+  }
+
+  // Both warpgroups have read keys and values for the last time: their tiles become the way out.
+  ptx::named_barrier_sync(kBarrierConsumers, 2 * tile::kWarpgroupThreads);
+  const int row = ptx::thread_index() % 128 / 32 * 16;
+  tile::store_to_tensor<typename Config::Element, kBlockK, kCols>(
+      sums, kMakesProbs ? 1.0f : params.grad_scale, layout.smem + (kMakesProbs ? Layout::kV : Layout::kK), row,
+      kMakesProbs ? &params.dv : &params.dk, first_key + row, work.head, work.batch);
+  if (ptx::lane_index() == 0) ptx::bulk_wait<0>();  // shared memory outlives its readers
+}
+
+// Warp 0 copies in, warps 4 to 7 make probabilities and dv, warps 8 to 11 d(scores) and dk.
+template <class Config, class Params>
+CUFLASH_DEVICE void backward_sm90_dkdv(const Params& params) {
+  using Layout = BackwardSm90DkdvLayout<Config>;
+  const Layout layout{ptx::dynamic_shared()};
+  const int warpgroup = ptx::warp_index() / 4;
+  init_backward_barriers(layout);
+  if (warpgroup == 0) {
+    ptx::setmaxnreg_dec<24>();
+    if (ptx::thread_index() == 0) backward_produce<Config>(params, layout, key_block_of(params));
+  } else {
+    ptx::setmaxnreg_inc<240>();
+    if (warpgroup == 1) {
+      dkdv_consume<Config, true>(params, layout, key_block_of(params));
+    } else {
+      dkdv_consume<Config, false>(params, layout, key_block_of(params));
+    }
+  }
+}
+
+}  // namespace cuflash

@@ -1,0 +1,222 @@
+// dq on Hopper without an accumulator: a block keeps 128 queries and their d_out while the keys and values they see stream
+// past, like the forward. Each consumer warpgroup owns 64 queries and meets the other only where keys must be cleaned.
+// d(scores) are in registers what the product with the keys takes as its left operand; every sum has a fixed order.
+#pragma once
+#include "kernels/backward_sm90_parts.cuh"
+
+namespace cuflash {
+
+template <class Config>
+struct BackwardSm90DqLayout {
+  static constexpr int kBlockQ = Config::kBlockQ, kBlockK = Config::kBlockK;
+  static constexpr int kHeadDim = Config::kHeadDim, kHeadDimV = Config::kHeadDimV;
+  static constexpr int kKeyStages = Config::kKeyStages, kValueStages = Config::kValueStages;
+  static_assert(kBlockQ == 2 * tile::kWarpgroupRows, "two warpgroups of 64 queries");
+
+  using QTile = tile::SlabTile<kBlockQ, kHeadDim>;
+  using DOutTile = tile::SlabTile<kBlockQ, kHeadDimV>;
+  using KTile = tile::SlabTile<kBlockK, kHeadDim>;
+  using VTile = tile::SlabTile<kBlockK, kHeadDimV>;
+  using KRing = tile::Ring<kKeyStages, KTile::kBytes>;
+  using VRing = tile::Ring<kValueStages, VTile::kBytes>;
+  static constexpr uint32_t kQ = 0;
+  static constexpr uint32_t kDOut = kQ + QTile::kBytes;
+  static constexpr uint32_t kK = kDOut + DOutTile::kBytes;
+  static constexpr uint32_t kV = kK + KRing::kBufferBytes;
+  static constexpr uint32_t kBarriers = kV + VRing::kBufferBytes;
+  static constexpr uint32_t kBytes =
+      kBarriers + tile::kBarrierBytes + KRing::kBarriersBytes + VRing::kBarriersBytes;
+  static_assert(kBytes == Config::kSharedBytes, "the planner reserves what the kernel uses");
+  uint32_t smem;
+
+  CUFLASH_DEVICE uint32_t queries_full() const { return smem + kBarriers; }
+  CUFLASH_DEVICE KRing k_ring() const { return {smem + kK, queries_full() + tile::kBarrierBytes}; }
+  CUFLASH_DEVICE VRing v_ring() const { return {smem + kV, k_ring().barriers + KRing::kBarriersBytes}; }
+};
+
+// Blocks of keys that any of a block of queries sees.
+template <class Config, class Params>
+CUFLASH_DEVICE Range dq_key_blocks(const Params& params, const HeadBlock& work) {
+  const int first_row = work.block * Config::kBlockQ;
+  const int last_row = tile::smaller(first_row + Config::kBlockQ, params.seqlen_q) - 1;
+  const Range keys = Config::Mask::key_range(params.mask, first_row, last_row, params.seqlen_k);
+  const int first = keys.begin / Config::kBlockK;
+  return {first, keys.is_empty() ? first : (keys.end + Config::kBlockK - 1) / Config::kBlockK};
+}
+
+template <class Config, class Params>
+CUFLASH_DEVICE HeadBlock dq_block_of(const Params& params) {
+  HeadBlock work = head_block_of(ptx::block_index(), params.num_q_blocks, params.num_q_heads, params.batch,
+                                 params.heads_per_section);
+  if (Config::Mask::kGrows) work.block = params.num_q_blocks - 1 - work.block;  // longest first
+  return work;
+}
+
+// One thread: queries and d_out once, then values and keys block by block.
+template <class Config, class Params>
+CUFLASH_DEVICE void dq_produce(const Params& params, const BackwardSm90DqLayout<Config>& layout, const HeadBlock& work) {
+  using Layout = BackwardSm90DqLayout<Config>;
+  constexpr int kBlockQ = Config::kBlockQ, kBlockK = Config::kBlockK;
+  const Range blocks = dq_key_blocks<Config>(params, work);
+  const int row = work.block * kBlockQ;
+  const int kv_head = work.head / (params.num_q_heads / params.num_kv_heads);
+  ptx::mbarrier_arrive_expect_tx(layout.queries_full(), Layout::QTile::kBytes + Layout::DOutTile::kBytes);
+  tile::load_slabs<kBlockQ, Config::kHeadDimV>(layout.smem + Layout::kDOut, &params.d_out, layout.queries_full(), row,
+                                               work.head, work.batch);
+  tile::load_slabs<kBlockQ, Config::kHeadDim>(layout.smem + Layout::kQ, &params.q, layout.queries_full(), row, work.head,
+                                              work.batch);
+  const auto k_ring = layout.k_ring();
+  const auto v_ring = layout.v_ring();
+  typename Layout::KRing::Position k_at;
+  typename Layout::VRing::Position v_at;
+#pragma unroll 1
+  for (int block = blocks.begin; block < blocks.end; ++block, k_at.advance(), v_at.advance()) {
+    v_ring.wait_empty(v_at);
+    v_ring.expect(v_at);
+    tile::load_slabs<kBlockK, Config::kHeadDimV>(v_ring.stage(v_at), &params.v, v_ring.full(v_at), block * kBlockK,
+                                                 kv_head, work.batch);
+    k_ring.wait_empty(k_at);
+    k_ring.expect(k_at);
+    tile::load_slabs<kBlockK, Config::kHeadDim>(k_ring.stage(k_at), &params.k, k_ring.full(k_at), block * kBlockK,
+                                                kv_head, work.batch);
+  }
+}
+
+// A consumer warpgroup and where it stands in the rings.
+template <class Config>
+struct DqConsumer {
+  using Layout = BackwardSm90DqLayout<Config>;
+  using Element = typename Config::Element;
+  const Layout& layout;
+  uint32_t own_rows;  // bytes from the start of a slab of queries
+  typename Layout::KRing::Position k_at;
+  typename Layout::VRing::Position v_at;
+
+  // d(probs) and scores, [64 queries, block_k], of the block at the rings' positions; values are free for reuse first.
+  CUFLASH_DEVICE void start(float (&dots)[Config::kBlockK / 2], float (&d_probs)[Config::kBlockK / 2]) const {
+    layout.v_ring().wait_full(v_at);
+    tile::start_scores<Element, Config::kBlockQ, Config::kBlockK, Config::kHeadDimV>(
+        d_probs, layout.smem + Layout::kDOut + own_rows, layout.v_ring().stage(v_at));
+    layout.k_ring().wait_full(k_at);
+    tile::start_scores<Element, Config::kBlockQ, Config::kBlockK, Config::kHeadDim>(
+        dots, layout.smem + Layout::kQ + own_rows, layout.k_ring().stage(k_at));
+  }
+
+  // A key that a query of the block does not see must not reach its dq, not even as zero times NaN; a query that sees it
+  // has a NaN in lse and loses nothing. Both warpgroups have made their scores before, and wait for the cleaning after.
+  CUFLASH_DEVICE void clear_keys() const {
+    constexpr int kThreads = 2 * tile::kWarpgroupThreads;
+    ptx::named_barrier_sync(kBarrierConsumers, kThreads);
+    tile::clear_nonfinite<Element, Layout::KTile::kBytes, kThreads>(layout.k_ring().stage(k_at),
+                                                                   ptx::thread_index() % kThreads);
+    ptx::fence_proxy_async();  // wgmma reads what the threads have written
+    ptx::named_barrier_sync(kBarrierConsumers, kThreads);
+  }
+};
+
+// d(scores) and dq of a block of keys, then the two products of the next (after the last block, of this one again: they go
+// unread, but under a condition they would make the compiler serialise all products).
+template <class Config, class Params>
+CUFLASH_DEVICE void dq_step(const Params& params, DqConsumer<Config>& self, const typename Config::Score::Head& score_head,
+                            const FragmentPlace<false>& place, const RowStats& lse, const RowStats& delta, bool masked,
+                            bool is_last, float (&dots)[Config::kBlockK / 2], float (&d_probs)[Config::kBlockK / 2],
+                            float (&dq)[Config::kHeadDim / 2]) {
+  using Element = typename Config::Element;
+  const bool speaks = ptx::lane_index() == 0;
+  uint32_t d_scores[Config::kBlockK / 4];
+  if constexpr (Config::Score::kPreScale) {
+    exponentiate_scores<Config>(dots, d_scores, masked, params, score_head, place, lse);
+  } else {
+    exponentiate<Config>(dots, masked, params, place, lse);
+  }
+  if (!Config::Mask::kUniform && masked) {
+    self.clear_keys();
+    differentiate<Element, true>(d_scores, dots, d_probs, delta);
+  } else {
+    differentiate<Element, false>(d_scores, dots, d_probs, delta);
+  }
+  tile::start_output<Element, Config::kBlockK, Config::kHeadDim>(dq, d_scores, self.layout.k_ring().stage(self.k_at));
+  const auto k_now = self.k_at;
+  if (!is_last) {
+    self.k_at.advance();
+    self.v_at.advance();
+  }
+  self.start(dots, d_probs);
+  ptx::wgmma_wait<2>();
+  if (speaks) self.layout.k_ring().release(k_now);
+  ptx::wgmma_wait<1>();
+  if (speaks && !is_last) self.layout.v_ring().release(self.v_at);
+  ptx::wgmma_wait<0>();
+  ptx::wgmma_touch(dq);
+  ptx::wgmma_touch(d_probs);
+  ptx::wgmma_touch(dots);
+}
+
+template <class Config, class Params>
+CUFLASH_DEVICE void dq_consume(const Params& params, const BackwardSm90DqLayout<Config>& layout, const HeadBlock& work,
+                               int warpgroup) {
+  using Layout = BackwardSm90DqLayout<Config>;
+  constexpr int kBlockQ = Config::kBlockQ, kBlockK = Config::kBlockK;
+  const Range blocks = dq_key_blocks<Config>(params, work);
+  const int first_row = work.block * kBlockQ;
+  const int own_row = warpgroup * tile::kWarpgroupRows + tile::fragment_row();
+  const int64_t stat = (static_cast<int64_t>(work.batch) * params.num_q_heads + work.head) * params.stat_rows +
+                       first_row + own_row;
+  ptx::griddepcontrol_wait();  // lse and delta come from the kernel before
+  const RowStats lse{tile::read(params.lse_log2 + stat), tile::read(params.lse_log2 + stat + 8)};
+  const RowStats delta{tile::read(params.delta + stat), tile::read(params.delta + stat + 8)};
+  const typename Config::Score::Head score_head = Config::Score::head(params.score, work.head, work.batch);
+  DqConsumer<Config> self{layout, static_cast<uint32_t>(warpgroup * tile::kWarpgroupRows * tile::kSlabRowBytes), {}, {}};
+  float dots[kBlockK / 2], d_probs[kBlockK / 2], dq[Config::kHeadDim / 2];
+#pragma unroll
+  for (int i = 0; i < Config::kHeadDim / 2; ++i) dq[i] = 0.0f;
+
+  ptx::mbarrier_wait(layout.queries_full(), 0);
+  if (!blocks.is_empty()) {
+    self.start(dots, d_probs);
+    ptx::wgmma_wait<0>();
+    if (ptx::lane_index() == 0) layout.v_ring().release(self.v_at);
+  }
+  ptx::wgmma_touch(dots);
+  ptx::wgmma_touch(d_probs);
+#pragma unroll 1
+  for (int block = blocks.begin; block < blocks.end; ++block) {
+    const int key = block * kBlockK;
+    const bool masked =
+        !all_visible<typename Config::Mask>(params.mask, first_row, kBlockQ, key, kBlockK, params.seqlen_k);
+    const FragmentPlace<false> place{first_row + own_row, key + tile::fragment_col()};
+    dq_step<Config>(params, self, score_head, place, lse, delta, masked, block + 1 == blocks.end, dots, d_probs, dq);
+  }
+
+  // A warpgroup reads only its own rows of the queries: they become the way out without a meeting of both.
+  ptx::named_barrier_sync(kBarrierDqFull + warpgroup, tile::kWarpgroupThreads);
+  const int row = warpgroup * tile::kWarpgroupRows + ptx::thread_index() % 128 / 32 * 16;
+  tile::store_to_tensor<typename Config::Element, kBlockQ, Config::kHeadDim>(
+      dq, params.grad_scale, layout.smem + Layout::kQ, row, &params.dq, first_row + row, work.head, work.batch);
+  if (ptx::lane_index() == 0) ptx::bulk_wait<0>();  // shared memory outlives its readers
+}
+
+// Warp 0 copies in; warps 4 to 7 and 8 to 11 multiply.
+template <class Config, class Params>
+CUFLASH_DEVICE void backward_sm90_dq(const Params& params) {
+  using Layout = BackwardSm90DqLayout<Config>;
+  const Layout layout{ptx::dynamic_shared()};
+  const int warpgroup = ptx::warp_index() / 4;
+  if (ptx::thread_index() == 0) {
+    constexpr int kConsumerWarps = 8;
+    ptx::mbarrier_init(layout.queries_full(), 1);
+    layout.k_ring().init(kConsumerWarps);
+    layout.v_ring().init(kConsumerWarps);
+    ptx::mbarrier_init_fence();
+  }
+  ptx::sync_cta();  // barriers exist
+  if (warpgroup == 0) {
+    ptx::setmaxnreg_dec<24>();
+    if (ptx::thread_index() == 0) dq_produce(params, layout, dq_block_of<Config>(params));
+  } else {
+    ptx::setmaxnreg_inc<240>();
+    dq_consume(params, layout, dq_block_of<Config>(params), warpgroup - 1);
+  }
+}
+
+}  // namespace cuflash

@@ -1,0 +1,80 @@
+// The loop over queries of the kernels that keep a tile of keys: which steps a block takes, its barriers, and the thread
+// that copies in.
+#pragma once
+#include "kernels/backward_sm90_parts.cuh"
+
+namespace cuflash {
+
+// Barriers of keys and values, and of the rings of queries and d_out, which eight consumer warps release.
+template <class Layout>
+CUFLASH_DEVICE void init_backward_barriers(const Layout& layout) {
+  constexpr int kConsumerWarps = 8;
+  if (ptx::thread_index() == 0) {
+    ptx::mbarrier_init(layout.keys_full(), 1);
+    layout.q_ring().init(kConsumerWarps);
+    layout.d_out_ring().init(kConsumerWarps);
+    ptx::mbarrier_init_fence();
+  }
+  ptx::sync_cta();  // barriers exist
+}
+
+template <class Params>
+CUFLASH_DEVICE HeadBlock key_block_of(const Params& params) {
+  return head_block_of(ptx::block_index(), params.num_k_blocks, params.num_kv_heads, params.batch,
+                       params.heads_per_section);
+}
+
+// The steps of one block of keys: every query head of its group, every block of queries that sees any of the keys.
+struct BackwardSteps {
+  int first_head, last_head;    // query heads
+  int first_block, last_block;  // blocks of queries
+};
+
+template <class Config, class Params>
+CUFLASH_DEVICE BackwardSteps backward_steps(const Params& params, const HeadBlock& work) {
+  const int first_key = work.block * Config::kBlockK;
+  const int last_key = tile::smaller(first_key + Config::kBlockK, params.seqlen_k) - 1;
+  const Range rows = Config::Mask::query_range(params.mask, first_key, last_key, params.seqlen_q);
+  const int group = params.num_q_heads / params.num_kv_heads;
+  const int first_block = rows.begin / Config::kBlockQ;
+  const int last_block = rows.is_empty() ? first_block : (rows.end + Config::kBlockQ - 1) / Config::kBlockQ;
+  return {work.head * group, work.head * group + group, first_block, last_block};
+}
+
+// One thread: keys and values once, then queries and d_out block by block.
+template <class Config, class Layout, class Params>
+CUFLASH_DEVICE void backward_produce(const Params& params, const Layout& layout, const HeadBlock& work) {
+  const BackwardSteps steps = backward_steps<Config>(params, work);
+  const int first_key = work.block * Config::kBlockK;
+  ptx::mbarrier_arrive_expect_tx(layout.keys_full(), Layout::KTile::kBytes + Layout::VTile::kBytes);
+  tile::load_slabs<Config::kBlockK, Config::kHeadDim>(layout.smem + Layout::kK, &params.k, layout.keys_full(), first_key,
+                                                      work.head, work.batch);
+  tile::load_slabs<Config::kBlockK, Config::kHeadDimV>(layout.smem + Layout::kV, &params.v, layout.keys_full(),
+                                                       first_key, work.head, work.batch);
+  ptx::griddepcontrol_wait();  // lse, delta and the zeroed accumulator come from the kernel before
+  typename Layout::Position at;
+  const auto q_ring = layout.q_ring();
+  const auto d_out_ring = layout.d_out_ring();
+#pragma unroll 1
+  for (int head = steps.first_head; head < steps.last_head; ++head) {
+    int64_t stat = (static_cast<int64_t>(work.batch) * params.num_q_heads + head) * params.stat_rows +
+                   steps.first_block * Config::kBlockQ;
+    const int last_row = steps.last_block * Config::kBlockQ;
+#pragma unroll 1
+    for (int row = steps.first_block * Config::kBlockQ; row < last_row; row += Config::kBlockQ, at.advance()) {
+      q_ring.wait_empty(at);
+      ptx::mbarrier_arrive_expect_tx(q_ring.full(at), Layout::QTile::kBytes + 2 * Layout::kStatBytes);
+      tile::load_slabs<Config::kBlockQ, Config::kHeadDim>(q_ring.stage(at), &params.q, q_ring.full(at), row, head,
+                                                          work.batch);
+      ptx::bulk_load(layout.lse(at), params.lse_log2 + stat, Layout::kStatBytes, q_ring.full(at));
+      ptx::bulk_load(layout.delta(at), params.delta + stat, Layout::kStatBytes, q_ring.full(at));
+      stat += Config::kBlockQ;
+      d_out_ring.wait_empty(at);
+      ptx::mbarrier_arrive_expect_tx(d_out_ring.full(at), Layout::DOutTile::kBytes);
+      tile::load_slabs<Config::kBlockQ, Config::kHeadDimV>(d_out_ring.stage(at), &params.d_out, d_out_ring.full(at), row,
+                                                           head, work.batch);
+    }
+  }
+}
+
+}  // namespace cuflash

@@ -16,9 +16,10 @@ struct BackwardParams {
   void* dq;               // as q
   void* dk;               // as k
   void* dv;               // as v
-  float* dq_accumulator;  // [batch, num_q_heads, seqlen_q / 16 rounded up, head_dim / 8 padded, 16 x 8 in fragment order]
+  float* dq_accumulator;  // [batch, num_q_heads, ceil(seqlen_q / 16), padded head_dim / 8, 16 * 8 in fragment order]
   Strides q_strides, k_strides, v_strides, d_out_strides, dq_strides, dk_strides, dv_strides;
-  int32_t batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k, head_dim, head_dim_v, stat_rows, num_q_blocks, num_k_blocks;
+  int32_t batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k, head_dim, head_dim_v;
+  int32_t stat_rows, num_q_blocks, num_k_blocks;
   float softmax_unit;  // as in the forward: log2 score = unit * Score::apply(pre_scale * dot)
   float pre_scale;
   float grad_scale;  // d(score in natural units) / d(dot): the softmax scale

@@ -31,7 +31,8 @@ CUFLASH_DEVICE float partial_delta(const PrepareParams& params, int batch, int h
   using Element = typename Config::Element;
   using Lanes = PrepareLanes<Config>;
   using Vector = typename Lanes::Vector;
-  const Element* out_gmem = head_of<Element>(params.out, params.out_strides, batch, head) + row * params.out_strides.row;
+  const Element* out_gmem =
+      head_of<Element>(params.out, params.out_strides, batch, head) + row * params.out_strides.row;
   const Element* d_out_gmem =
       head_of<Element>(params.d_out, params.d_out_strides, batch, head) + row * params.d_out_strides.row;
   float sum = 0.0f;
@@ -62,7 +63,8 @@ CUFLASH_DEVICE void store_row_statistics(const PrepareParams& params, int batch,
       delta = row_sum;
       if (params.d_lse != nullptr) {
         const Strides& strides = params.d_lse_strides;
-        delta -= ptx::load_global<float>(params.d_lse + batch * strides.batch + head * strides.head + row * strides.row);
+        const float* d_lse_gmem = params.d_lse + batch * strides.batch + head * strides.head + row * strides.row;
+        delta -= ptx::load_global<float>(d_lse_gmem);
       }
     }
   }

@@ -11,8 +11,8 @@
 
 namespace cuflash {
 
-// One block of keys of one key head, against all queries that see it: those of every query head of the group. Scores are
-// made transposed, keys in rows, so that P^T and dS^T are left operands of dV = P^T dO and dK = dS^T Q as they are.
+// One block of keys of one key head, against all queries that see it: those of every query head of the group. Scores
+// are made transposed, keys in rows, so that P^T and dS^T are left operands of dV = P^T dO and dK = dS^T Q as they are.
 // dK and dV stay in registers from the first query to the last.
 template <class Config>
 struct BackwardBlock {
@@ -27,7 +27,6 @@ struct BackwardBlock {
   static constexpr int kDepth = Layout::kDepth;
   static constexpr int kWarpsD = Layout::kWarpsD;
   static constexpr int kWarpKeys = Layout::kRowTiles * 16;
-  static constexpr tile::Depth kOrder = Layout::kInRegisters ? tile::Depth::kPaired : tile::Depth::kNatural;
   using Pairs = tile::Accumulator<Layout::kRowTiles, Layout::kPartQ / 8>;
   using Reduction = tile::ReductionTile<Config::kReduceWidth>;
 
@@ -107,38 +106,40 @@ struct BackwardBlock {
 
   // S^T = K Q^T and dP^T = V dO^T of one part of the queries.
   CUFLASH_DEVICE void make_scores(Pairs& scores, Pairs& d_probs, uint32_t stage, int first_col) const {
-    const int warp_col = first_col + (Layout::kInRegisters ? 0 : warp_d * Layout::kPartQ);
     scores.clear();
     tile::gemm<Element, Config::kHeadDim / kDepth>(scores, tile::AReader<typename Layout::KTile>(shared, warp_key),
-                                                   tile::BReader<typename Layout::QTile>(stage, warp_col));
+                                                   tile::BReader<typename Layout::QTile>(stage, first_col));
     d_probs.clear();
     tile::gemm<Element, Config::kHeadDimV / kDepth>(
         d_probs, tile::AReader<typename Layout::VTile>(shared + Layout::kValues, warp_key),
-        tile::BReader<typename Layout::DOutTile>(stage + Layout::kDOut, warp_col));
+        tile::BReader<typename Layout::DOutTile>(stage + Layout::kDOut, first_col));
   }
 
   // In place: scores become P^T, and d_probs dS^T. What is not seen is selected away, whatever it holds.
   template <bool kMasked>
-  CUFLASH_DEVICE void make_gradients(Pairs& scores, Pairs& d_probs, uint32_t stage, const Step& step, int first_col) const {
-    const int warp_col = first_col + (Layout::kInRegisters ? 0 : warp_d * Layout::kPartQ);
-    const int first_q = step.q_block * kBlockQ + warp_col;
-    tile::zip_columns(scores, d_probs, stage + Layout::kLse + warp_col * 4, stage + Layout::kDelta + warp_col * 4,
-                      [&](float& score, float& d_prob, float lse_log2, float delta, int row, int col) {
-                        const int q = first_q + col;
-                        const int k = first_key + warp_key + row;
-                        const PairGradient gradient = gradient_of_pair<Score>(head, params.softmax_unit, params.pre_scale,
-                                                                              score, d_prob, lse_log2, delta, q, k);
-                        const bool keeps = !kMasked || (k < params.seqlen_k && Mask::keeps(params.mask, q, k));
-                        score = keeps ? gradient.prob : 0.0f;
-                        d_prob = keeps ? gradient.d_score : 0.0f;
-                      });
+  CUFLASH_DEVICE void make_gradients(Pairs& scores, Pairs& d_probs, uint32_t stage, const Step& step,
+                                     int first_col) const {
+    const int first_q = step.q_block * kBlockQ + first_col;
+    tile::zip_columns(
+        scores, d_probs, stage + Layout::kLse + first_col * 4, stage + Layout::kDelta + first_col * 4,
+        [&](float& score, float& d_prob, float lse_log2, float delta, int row, int col) {
+          const int q = first_q + col;
+          const int k = first_key + warp_key + row;
+          const PairGradient gradient = gradient_of_pair<Score>(head, params.softmax_unit, params.pre_scale, score,
+                                                                d_prob, lse_log2, delta, q, k);
+          const bool keeps = !kMasked || (k < params.seqlen_k && Mask::keeps(params.mask, q, k));
+          score = keeps ? gradient.prob : 0.0f;
+          d_prob = keeps ? gradient.d_score : 0.0f;
+        });
   }
 
   // dV += P^T dO and dK += dS^T Q, from registers.
   template <bool kCareful>
   CUFLASH_DEVICE void accumulate(const Pairs& probs, const Pairs& d_scores, uint32_t stage, int first_col) {
-    const tile::BColumnReader<typename Layout::DOutTile> d_out(stage + Layout::kDOut + first_col * Layout::DOutTile::kRowBytes);
-    const tile::BColumnReader<typename Layout::QTile> q(stage + first_col * Layout::QTile::kRowBytes);
+    using DOutTile = typename Layout::DOutTile;
+    using QTile = typename Layout::QTile;
+    const tile::BColumnReader<DOutTile> d_out(stage + Layout::kDOut + first_col * DOutTile::kRowBytes);
+    const tile::BColumnReader<QTile> q(stage + first_col * QTile::kRowBytes);
     constexpr int kSteps = Layout::kPartQ / kDepth;
     tile::gemm<Element, kSteps>(
         dv, [&](int m, int step) { return probs.template operand<Element>(m, step); }, tile::guarded<kCareful>(d_out));
@@ -149,12 +150,14 @@ struct BackwardBlock {
   // The same from shared memory, where the warps that share keys have met.
   template <bool kCareful>
   CUFLASH_DEVICE void accumulate_shared(uint32_t stage) {
-    using PReader = tile::AReader<typename Layout::PairTile>;
-    const tile::Turns<tile::BColumnReader<typename Layout::DOutTile, kOrder>, kWarpsD> d_out(stage + Layout::kDOut, warp_d);
-    const tile::Turns<tile::BColumnReader<typename Layout::QTile, kOrder>, kWarpsD> q(stage, warp_d);
+    using PairReader = tile::AReader<typename Layout::PairTile>;
+    using DOutReader = tile::BColumnReader<typename Layout::DOutTile, tile::Depth::kNatural>;
+    using QReader = tile::BColumnReader<typename Layout::QTile, tile::Depth::kNatural>;
+    const tile::Turns<DOutReader, kWarpsD> d_out(stage + Layout::kDOut, warp_d);
+    const tile::Turns<QReader, kWarpsD> q(stage, warp_d);
     constexpr int kSteps = kBlockQ / kDepth;
-    tile::gemm<Element, kSteps>(dv, PReader(shared + Layout::kProbs, warp_key), tile::guarded<kCareful>(d_out));
-    tile::gemm<Element, kSteps>(dk, PReader(shared + Layout::kDScores, warp_key), tile::guarded<kCareful>(q));
+    tile::gemm<Element, kSteps>(dv, PairReader(shared + Layout::kProbs, warp_key), tile::guarded<kCareful>(d_out));
+    tile::gemm<Element, kSteps>(dk, PairReader(shared + Layout::kDScores, warp_key), tile::guarded<kCareful>(q));
   }
 
   // dQ += dS K into the accumulator in global memory; every block of keys adds its part.
@@ -185,8 +188,7 @@ struct BackwardBlock {
   }
 
   // One part of the queries: scores, their gradients, and what becomes of them before the warps meet.
-  CUFLASH_DEVICE void make_part(uint32_t stage, const Step& step, bool is_masked, bool is_careful, int part) {
-    const int first_col = part * Layout::kPartQ;
+  CUFLASH_DEVICE void make_part(uint32_t stage, const Step& step, bool is_masked, bool is_careful, int first_col) {
     Pairs probs, d_scores;
     make_scores(probs, d_scores, stage, first_col);
     if (is_masked) {
@@ -199,26 +201,24 @@ struct BackwardBlock {
         prob = tile::is_finite(d_score) ? prob : d_score;
       });
     }
+    if constexpr (Layout::kNeedsDScores) {
+      tile::put_turns<typename Layout::PairTile, 1>(shared + Layout::kDScores, warp_key, first_col / 16, d_scores);
+    }
     if constexpr (Layout::kInRegisters) {
-      if constexpr (Layout::kNeedsDScores) {
-        tile::put_turns<typename Layout::PairTile, 1>(shared + Layout::kDScores, warp_key, first_col / 16, d_scores);
-      }
       if (is_careful) {
         accumulate<true>(probs, d_scores, stage, first_col);
       } else {
         accumulate<false>(probs, d_scores, stage, first_col);
       }
     } else {
-      const int first_tile = warp_d * (Layout::kPartQ / 16);
-      tile::put_turns<typename Layout::PairTile, 1>(shared + Layout::kProbs, warp_key, first_tile, probs);
-      tile::put_turns<typename Layout::PairTile, 1>(shared + Layout::kDScores, warp_key, first_tile, d_scores);
+      tile::put_turns<typename Layout::PairTile, 1>(shared + Layout::kProbs, warp_key, first_col / 16, probs);
     }
   }
 
   // Waits for this thread's copies and for all threads. Returns whether the products need care: an unseen pair has
-  // P = dS = 0, and 0 * NaN from the row of d_out, q or k on the other side would reach gradients that must not know it.
-  // Care drops what is not finite from those rows: pairs that see it have a dS that is not finite already, from lse or
-  // delta. Only blocks with unseen pairs need the look.
+  // P = dS = 0, and 0 * NaN from a row of d_out, q or k would reach gradients that must not know of it. Care drops what
+  // is not finite from those rows: pairs that see it have a dS that is not finite already, from lse or delta. Only
+  // blocks with unseen pairs need the look.
   CUFLASH_DEVICE bool wait_for_queries(const Step& step, int stage, bool is_masked, bool is_first) {
     ptx::cp_async_wait<0>();
     if constexpr (!Mask::kUniform) {
@@ -238,9 +238,13 @@ struct BackwardBlock {
     // The other stage was read before the wait.
     if constexpr (Config::kStages == 2) load_next();
     const uint32_t stage_address = stage_smem(stage);
+    if constexpr (Layout::kInRegisters) {
 #pragma unroll
-    for (int part = 0; part < Layout::kParts; ++part) make_part(stage_address, step, is_masked, is_careful, part);
-    if constexpr (!Layout::kInRegisters) {
+      for (int part = 0; part < Layout::kParts; ++part) {
+        make_part(stage_address, step, is_masked, is_careful, part * Layout::kPartQ);
+      }
+    } else {
+      if (warp_d < Layout::kScoreWarps) make_part(stage_address, step, is_masked, is_careful, warp_d * Layout::kPartQ);
       ptx::sync_cta();  // P and dS of all warps are in place
       if (is_careful) {
         accumulate_shared<true>(stage_address);
@@ -292,9 +296,10 @@ struct BackwardBlock {
   template <class Tile>
   CUFLASH_DEVICE void store_tile(uint32_t tile_smem, void* array, const Strides& strides, int cols) const {
     constexpr int kRows = kBlockK / Config::kWarps;
+    const int warp_row = static_cast<int>(ptx::warp_index()) * kRows;
     Element* block_gmem = head_of<Element>(array, strides, position.batch, position.head) + first_key * strides.row;
-    tile::store_rows<Tile, kRows, Config::kStoreBytes>(tile_smem, static_cast<int>(ptx::warp_index()) * kRows, block_gmem,
-                                                       strides.row, strides.dim, last_key() + 1 - first_key, cols);
+    tile::store_rows<Tile, kRows, Config::kStoreBytes>(tile_smem, warp_row, block_gmem, strides.row, strides.dim,
+                                                       last_key() + 1 - first_key, cols);
   }
 
   CUFLASH_DEVICE void store() {
@@ -308,10 +313,10 @@ struct BackwardBlock {
   }
 };
 
-// Blocks of keys of one head are neighbours. Where later queries see more, the first keys are seen by most queries: they
-// are taken first, head by head within sections whose queries fit the second-level cache.
-template <class Config>
-CUFLASH_DEVICE BlockPosition backward_position(const BackwardParams<typename Config::Mask, typename Config::Score>& params) {
+// Blocks of keys of one head are neighbours. Where later queries see more, the first keys are seen by most queries:
+// they are taken first, head by head within sections whose queries fit the second-level cache.
+template <class Config, class Params>
+CUFLASH_DEVICE BlockPosition backward_position(const Params& params) {
   if constexpr (Config::Mask::kGrows) {
     constexpr int kBytes = (Config::kHeadDim + Config::kHeadDimV) * sizeof(typename Config::Element) +
                            (Config::kAccumulateDq ? Config::kHeadDim * 4 : 0);

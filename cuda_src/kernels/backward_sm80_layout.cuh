@@ -37,11 +37,14 @@ struct BackwardLayout {
   static constexpr int kWarpsD = Config::kWarps / kWarpsK;
   static constexpr bool kInRegisters = kWarpsD == 1;
   static constexpr int kRowTiles = kBlockK / kWarpsK / 16;
-  static constexpr int kPartQ = kInRegisters ? Config::kPartQ : kBlockQ / kWarpsD;  // queries whose scores a warp holds
+  static constexpr int kSharedPartQ = kBlockQ / kWarpsD < 16 ? 16 : kBlockQ / kWarpsD;
+  static constexpr int kPartQ = kInRegisters ? Config::kPartQ : kSharedPartQ;  // queries whose scores a warp holds
   static constexpr int kParts = kInRegisters ? kBlockQ / kPartQ : 1;
+  static constexpr int kScoreWarps = kInRegisters ? 1 : kBlockQ / kPartQ;  // the others of kWarpsD make no scores
   static_assert(kRowTiles * 16 * kWarpsK == kBlockK, "a warp owns whole tiles of 16 keys");
   static_assert(kWarpsD == 1 || kWarpsD == 2 || kWarpsD == 4, "warps take turns over columns in powers of two");
-  static_assert(kPartQ % 16 == 0 && kParts * kPartQ == (kInRegisters ? kBlockQ : kPartQ), "queries come in whole tiles");
+  static_assert(kPartQ % 16 == 0 && kParts * kPartQ * kScoreWarps == kBlockQ, "queries come in whole tiles");
+  static_assert((kPartQ & (kPartQ - 1)) == 0, "parts start at powers of two, so that the swizzle stays an exclusive or");
   static_assert(Config::kHeadDim % (16 * kWarpsD) == 0 && Config::kHeadDimV % (16 * kWarpsD) == 0,
                 "each warp owns as many tiles of 16 head dims");
   static_assert(Config::kStages == 1 || Config::kStages == 2, "one buffer each for q and d_out, or two");
@@ -58,7 +61,7 @@ struct BackwardLayout {
   template <class Tile>
   using Copy = tile::TileCopy<Tile, kThreads, Config::kCopyBytes, Config::kPartialDims>;
 
-  // Bytes from the start of shared memory. A stage holds queries, gradients of their outputs, and lse and delta of each.
+  // Bytes from the start of shared memory. A stage holds queries, gradients of their outputs, and lse and delta.
   static constexpr int kValues = KTile::kBytes;
   static constexpr int kStage = kValues + VTile::kBytes;
   static constexpr int kDOut = QTile::kBytes;  // these three within a stage

@@ -8,12 +8,13 @@ namespace cuflash {
 // then reach 2^8, which float16 holds as exactly as 1, and the accumulated output needs no rescale.
 inline constexpr float kBaseSlack = 8.0f;
 
-// What is added to a score in log2 units; a row that has seen no key has base -inf, and -inf - -inf is no number.
-CUFLASH_DEVICE float offset_of(float base) { return base == -kInfinity ? 0.0f : -base; }
+// The base of a row that has seen no key: every score that is not -inf stands above it, so it acts as -inf would, but
+// differences of bases and scores stay numbers where -inf - -inf is none.
+inline constexpr float kNoBase = -3.4028234663852886e38f;
 
 // The probability relative to the base, in one fused multiply-add and one exponential; a score of -inf gives exactly 0.
-CUFLASH_DEVICE float probability(float score, float unit, float offset) {
-  return tile::exp2(tile::fma(score, unit, offset));
+CUFLASH_DEVICE float probability(float score, float unit, float base) {
+  return tile::exp2(tile::fma(score, unit, -base));
 }
 
 // 1 / sum for the output; a row without keys has sum 0 and output 0.
@@ -32,7 +33,7 @@ struct OnlineSoftmax {
   CUFLASH_DEVICE void clear() {
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
-      base[row] = -kInfinity;
+      base[row] = kNoBase;
       sum[row] = 0.0f;
     }
   }
@@ -43,7 +44,7 @@ struct OnlineSoftmax {
   // Moves the base up to the row's maximum so far and returns the factor for all that was accumulated before.
   CUFLASH_DEVICE float raise_base(int row, float row_max) {
     const float raised = tile::larger(base[row], row_max);
-    const float factor = tile::exp2(base[row] + offset_of(raised));  // 0 for the first keys of a row
+    const float factor = tile::exp2(base[row] - raised);  // 0 for the first keys of a row
     base[row] = raised;
     sum[row] *= factor;
     return factor;

@@ -7,6 +7,12 @@ namespace cuflash::ptx {
 CUFLASH_DEVICE uint32_t thread_index() { return threadIdx.x; }
 CUFLASH_DEVICE uint32_t thread_count() { return blockDim.x; }
 CUFLASH_DEVICE uint32_t block_index() { return blockIdx.x; }
+// The same number from the machine once more: what is computed from it needs no registers between the two readings.
+CUFLASH_DEVICE uint32_t block_index_again() {
+  uint32_t index;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+  return index;
+}
 CUFLASH_DEVICE uint32_t grid_size() { return gridDim.x; }
 CUFLASH_DEVICE uint32_t lane_index() { return threadIdx.x % 32; }
 

@@ -22,6 +22,6 @@ CUFLASH_DEVICE int smaller(int a, int b) { return ptx::min(a, b); }
 CUFLASH_DEVICE int clamp(int x, int low, int high) { return smaller(larger(x, low), high); }
 CUFLASH_DEVICE float read(const float* gmem) { return ptx::load_global<float>(gmem); }
 
-constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+CUFLASH_DEVICE constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 }  // namespace cuflash::tile

@@ -49,6 +49,18 @@ struct Accumulator {
     }
   }
 
+  // The columns move `tiles` column tiles to the left; what falls off is lost. For loops that cannot be unrolled.
+  CUFLASH_DEVICE void drop_columns(int tiles) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n + tiles < kColTiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) values[m][n][i] = values[m][n + tiles][i];
+      }
+    }
+  }
+
   // Columns [kDepth step, kDepth step + kDepth) of row tile m as the left operand of a product, without moving data:
   // the lane that holds two columns of a row also holds them as two depths. For float32 the two columns 2t and 2t + 1
   // take the places of depths t and t + 4, so the other operand's depth must be read in paired order.

@@ -1,0 +1,328 @@
+// Forward attention on mma.sync and cp.async: every GPU since Ampere.
+#pragma once
+#include "attention/masks/mask.cuh"
+#include "attention/params.cuh"
+#include "attention/scores/score.cuh"
+#include "attention/sequence.cuh"
+#include "attention/softmax.cuh"
+#include "ptx/barrier.cuh"
+#include "tile/copy.cuh"
+#include "tile/store.cuh"
+#include "tile/visible_gemm.cuh"
+
+namespace cuflash {
+
+// What follows from a Config: how warps share the block and where tiles lie in shared memory.
+template <class Config>
+struct ForwardLayout {
+  using Element = typename Config::Element;
+  static constexpr int kDepth = tile::Operand<Element>::kDepth;
+  static constexpr int kThreads = Config::kWarps * 32;
+  static constexpr int kWarpRows = Config::kBlockQ / Config::kWarps;
+  static constexpr int kRowTiles = kWarpRows / 16;  // two of them let each fragment of keys and values serve twice
+  static_assert(kRowTiles * 16 * Config::kWarps == Config::kBlockQ, "a warp owns whole tiles of 16 rows");
+  static_assert(Config::kBlockK % 16 == 0 && Config::kHeadDim % 16 == 0 && Config::kHeadDimV % 16 == 0,
+                "tiles are made of 16 x 16 pieces");
+  static_assert(Config::kStages == 1 || Config::kStages == 2, "one buffer each for keys and values, or two");
+
+  using QTile = tile::SharedTile<Element, Config::kBlockQ, Config::kHeadDim>;
+  using KTile = tile::SharedTile<Element, Config::kBlockK, Config::kHeadDim>;
+  using VTile = tile::SharedTile<Element, Config::kBlockK, Config::kHeadDimV>;
+  using OutTile = tile::SharedTile<Element, Config::kBlockQ, Config::kHeadDimV>;
+  static constexpr int kKeys = QTile::kBytes;  // bytes from the start; queries, and later the output, start at 0
+  static constexpr int kValues = kKeys + Config::kStages * KTile::kBytes;
+  static constexpr int kEnd = kValues + Config::kStages * VTile::kBytes;
+  static constexpr int kSharedBytes = kEnd > OutTile::kBytes ? kEnd : OutTile::kBytes;
+
+  template <class Tile>
+  using Copy = tile::TileCopy<Tile, kThreads, Config::kCopyBytes, Config::kPartialDims>;
+
+  // Queries stay in registers where they are few; elsewhere each block of keys reads them anew from shared memory.
+  static constexpr int kQueryWords = kRowTiles * (Config::kHeadDim / kDepth) * sizeof(tile::Operand<Element>) / 4;
+  static constexpr bool kQueryInRegisters = kQueryWords <= Config::kQueryRegisters;
+};
+
+// One block of queries of one head of one batch. Warps share keys and values and split the rows, so that a row's
+// softmax never leaves its warp. Blocks of keys are visited from the last to the first: the ones that need masking come
+// first under causal masks, and a window's other edge comes last.
+template <class Config>
+struct ForwardBlock {
+  using Layout = ForwardLayout<Config>;
+  using Element = typename Config::Element;
+  using Mask = typename Config::Mask;
+  using Score = typename Config::Score;
+  using Params = ForwardParams<Mask, Score>;
+  static_assert(IsMask<Mask> && IsScore<Score>);
+  static constexpr int kBlockK = Config::kBlockK;
+  static constexpr int kDepth = Layout::kDepth;
+  using Out = tile::Accumulator<Layout::kRowTiles, Config::kHeadDimV / 8>;
+  using Scores = tile::Accumulator<Layout::kRowTiles, kBlockK / 8>;
+  static constexpr int kLaneRows = Scores::kLaneRows;
+
+  const Params& params;
+  const BlockPosition position;
+  const uint32_t shared;
+  const int first_row;       // of the block
+  const int warp_first_row;  // of the warp, in the block
+  const Range keys;          // that any row of the block sees
+  const typename Score::Head head;
+  const typename Layout::template Copy<typename Layout::KTile> k_copy;
+  const typename Layout::template Copy<typename Layout::VTile> v_copy;
+  const tile::AReader<typename Layout::QTile> q_reader;
+  const tile::BReader<typename Layout::KTile> k_reader;
+  const tile::BColumnReader<typename Layout::VTile> v_reader;
+  tile::Operand<Element> q_frag[Layout::kQueryInRegisters ? Layout::kRowTiles : 1]
+                               [Layout::kQueryInRegisters ? Config::kHeadDim / kDepth : 1];
+  Out out;        // [warp's rows, head_dim_v], times the row's sum and 2^base
+  Scores scores;  // [warp's rows, kBlockK]; probabilities once they are made
+  OnlineSoftmax<kLaneRows> softmax;
+
+  CUFLASH_DEVICE ForwardBlock(const Params& params, const BlockPosition& position)
+      : params(params),
+        position(position),
+        shared(ptx::dynamic_shared()),
+        first_row(position.row_block * Config::kBlockQ),
+        warp_first_row(static_cast<int>(ptx::warp_index()) * Layout::kWarpRows),
+        keys(Mask::key_range(params.mask, first_row, last_row(), params.seqlen_k)),
+        head(Score::head(params.score, position.head, position.batch)),
+        k_copy(head_of<Element>(params.k, params.k_strides, position.batch, kv_head()), params.k_strides.row,
+               params.k_strides.dim, params.head_dim),
+        v_copy(head_of<Element>(params.v, params.v_strides, position.batch, kv_head()), params.v_strides.row,
+               params.v_strides.dim, params.head_dim_v),
+        q_reader(shared, warp_first_row),
+        k_reader(shared + Layout::kKeys),
+        v_reader(shared + Layout::kValues) {}
+
+  CUFLASH_DEVICE int last_row() const { return ptx::min(first_row + Config::kBlockQ, params.seqlen_q) - 1; }
+  CUFLASH_DEVICE int kv_head() const { return position.head / (params.num_q_heads / params.num_kv_heads); }
+  CUFLASH_DEVICE static int stage_of(int k_block) { return Config::kStages == 1 ? 0 : k_block % 2; }
+  CUFLASH_DEVICE uint32_t k_smem(int k_block) const {
+    return shared + Layout::kKeys + stage_of(k_block) * Layout::KTile::kBytes;
+  }
+  CUFLASH_DEVICE uint32_t v_smem(int k_block) const {
+    return shared + Layout::kValues + stage_of(k_block) * Layout::VTile::kBytes;
+  }
+
+  CUFLASH_DEVICE void load_queries() const {
+    const typename Layout::template Copy<typename Layout::QTile> q_copy(
+        head_of<Element>(params.q, params.q_strides, position.batch, position.head), params.q_strides.row,
+        params.q_strides.dim, params.head_dim);
+    q_copy.load_between(shared, first_row, 0, params.seqlen_q);
+  }
+
+  // Keys or values of one block. Rows that no query of this block sees become zeros: they may hold anything.
+  template <bool kMasked, class Copy>
+  CUFLASH_DEVICE void load(const Copy& copy, uint32_t tile_smem, int k_block) const {
+    const int first_key = k_block * kBlockK;
+    if (kMasked || (Mask::kHasLowerEdge && first_key < keys.begin)) {
+      copy.load_between(tile_smem, first_key, keys.begin, keys.end);
+    } else {
+      copy.load(tile_smem, first_key);
+    }
+  }
+
+  // Waits for this thread's copies and for all threads. Returns whether the values hold NaN or infinity where it
+  // matters: a row that does not see such a value has probability 0 there, and 0 * NaN would reach it through the
+  // product. Blocks that every row sees need no look, nor do masks under which all rows see the same keys: there unseen
+  // values are zeros.
+  template <bool kMasked>
+  CUFLASH_DEVICE bool wait_for_values(int k_block) const {
+    ptx::cp_async_wait<0>();
+    if constexpr (kMasked && !Mask::kUniform) {
+      return ptx::sync_cta_or(v_copy.has_nonfinite(v_smem(k_block)));
+    } else {
+      ptx::sync_cta();
+      return false;
+    }
+  }
+
+  // S = Q K^T, then score function and mask.
+  template <bool kMasked>
+  CUFLASH_DEVICE void make_scores(int k_block) {
+    scores.clear();
+    const auto keys_of_stage = k_reader.moved(stage_of(k_block) * Layout::KTile::kBytes);
+    tile::gemm<Element, Config::kHeadDim / kDepth>(
+        scores,
+        [&](int m, int step) {
+          if constexpr (Layout::kQueryInRegisters) return q_frag[m][step];
+          else return q_reader(m, step);
+        },
+        keys_of_stage);
+    if constexpr (!kMasked && !Score::kPreScale) return;
+    scores.for_each([&](float& score, int, int row, int col) {
+      const int q = first_row + warp_first_row + row;
+      const int k = k_block * kBlockK + col;
+      if constexpr (Score::kPreScale) score = Score::apply(head, score * params.pre_scale, q, k);
+      // A selection, so that whatever an unseen key holds stays behind.
+      if constexpr (kMasked) score = k < params.seqlen_k && Mask::keeps(params.mask, q, k) ? score : -kInfinity;
+    });
+  }
+
+  // Moves the bases of the warp's rows when one of them is outgrown; else nothing but the comparison is paid.
+  CUFLASH_DEVICE void follow_maximum() {
+    const float unit = params.softmax_unit;
+    float row_max[kLaneRows];
+    bool is_outgrown = false;
+#pragma unroll
+    for (int row = 0; row < kLaneRows; ++row) row_max[row] = -kInfinity;
+    scores.for_each([&](float& score, int row, int, int) { row_max[row] = tile::larger(row_max[row], score); });
+#pragma unroll
+    for (int row = 0; row < kLaneRows; ++row) is_outgrown |= softmax.is_outgrown(row, row_max[row] * unit);
+    if (!ptx::vote_any(is_outgrown)) return;
+#pragma unroll
+    for (int row = 0; row < kLaneRows; ++row) {
+      out.scale_row(row, softmax.raise_base(row, tile::quad_max(row_max[row]) * unit));
+    }
+  }
+
+  // Scores of one step of the product with V become probabilities, and the operand.
+  CUFLASH_DEVICE tile::Operand<Element> make_probabilities(int m, int step) {
+#pragma unroll
+    for (int n = step * kDepth / 8; n < (step + 1) * kDepth / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = 2 * m + i / 2;
+        float& value = scores.values[m][n][i];
+        value = probability(value, params.softmax_unit, softmax.base[row]);
+        softmax.sum[row] += value;
+      }
+    }
+    return scores.template operand<Element>(m, step);
+  }
+
+  // O += P V.
+  template <bool kMasked>
+  CUFLASH_DEVICE void accumulate(int k_block, bool has_nonfinite) {
+    follow_maximum();
+    constexpr int kSteps = kBlockK / kDepth;
+    const auto values_of_stage = v_reader.moved(stage_of(k_block) * Layout::VTile::kBytes);
+    if (kMasked && !Mask::kUniform && has_nonfinite) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+        for (int m = 0; m < Layout::kRowTiles; ++m) make_probabilities(m, step);
+      }
+      tile::visible_gemm<Element, kSteps>(
+          out, [&](int m) { return scores.template operand<Element>(m, 0); }, values_of_stage,
+          [&](int row, int col) {
+            return Mask::keeps(params.mask, first_row + warp_first_row + row, k_block * kBlockK + col);
+          },
+          [&] { scores.drop_columns(kDepth / 8); });
+    } else {
+      tile::gemm<Element, kSteps>(
+          out, [&](int m, int step) { return make_probabilities(m, step); }, values_of_stage);
+    }
+  }
+
+  // One block of keys. With one stage, values arrive while scores are made and the next keys while values are used.
+  template <bool kMasked>
+  CUFLASH_DEVICE void step(int k_block, int first_block) {
+    bool has_nonfinite;
+    if constexpr (Config::kStages == 1) {
+      ptx::cp_async_wait<0>();
+      ptx::sync_cta();  // these keys are in place, and all warps have read the values that the next ones replace
+      load<kMasked>(v_copy, v_smem(k_block), k_block);
+      ptx::cp_async_commit();
+      make_scores<kMasked>(k_block);
+      has_nonfinite = wait_for_values<kMasked>(k_block);  // and all warps have read the keys that the next ones replace
+      if (k_block > first_block) load<kMasked>(k_copy, k_smem(k_block - 1), k_block - 1);
+      ptx::cp_async_commit();
+    } else {
+      // This stage is in place, and all warps have read the other one, which the next copies replace.
+      has_nonfinite = wait_for_values<kMasked>(k_block);
+      if (k_block > first_block) {
+        load<kMasked>(k_copy, k_smem(k_block - 1), k_block - 1);
+        load<kMasked>(v_copy, v_smem(k_block - 1), k_block - 1);
+      }
+      ptx::cp_async_commit();
+      make_scores<kMasked>(k_block);
+    }
+    accumulate<kMasked>(k_block, has_nonfinite);
+  }
+
+  CUFLASH_DEVICE void run() {
+    out.clear();
+    softmax.clear();
+    if (keys.is_empty()) return;
+    const int first_block = keys.begin / kBlockK;
+    const int end_block = tile::ceil_div(keys.end, kBlockK);
+    const Range full = Mask::full_key_range(params.mask, first_row, last_row(), params.seqlen_k);
+    int full_begin = ptx::max(tile::ceil_div(full.begin, kBlockK), first_block);
+    int full_end = ptx::min(full.end / kBlockK, end_block);
+    if (full_begin >= full_end) full_begin = full_end = first_block;
+
+    load_queries();
+    int k_block = end_block - 1;
+    load<true>(k_copy, k_smem(k_block), k_block);
+    if constexpr (Config::kStages == 2) load<true>(v_copy, v_smem(k_block), k_block);
+    ptx::cp_async_commit();
+    if constexpr (Layout::kQueryInRegisters) {
+      ptx::cp_async_wait<0>();
+      ptx::sync_cta();  // queries are in place
+#pragma unroll
+      for (int m = 0; m < Layout::kRowTiles; ++m) {
+#pragma unroll
+        for (int step = 0; step < Config::kHeadDim / kDepth; ++step) q_frag[m][step] = q_reader(m, step);
+      }
+    }
+
+    // Masked blocks, then full ones; a window has masked ones again, which the second round takes with the same code.
+#pragma unroll 1
+    for (int round = 0; round < (Mask::kHasLowerEdge ? 2 : 1); ++round) {
+#pragma unroll 1
+      for (const int end = round == 0 ? full_end : first_block; k_block >= end; --k_block) {
+        step<true>(k_block, first_block);
+      }
+#pragma unroll 1
+      for (; round == 0 && k_block >= full_begin; --k_block) step<false>(k_block, first_block);
+    }
+  }
+
+  // Divides by the row sums and writes the output and the logarithms of the sums. `place` is the block's position,
+  // worked out anew: nothing of it needs a register while keys are visited.
+  CUFLASH_DEVICE void store(const BlockPosition& place) {
+    const int first = place.row_block * Config::kBlockQ;
+    const int rows = ptx::min(Config::kBlockQ, params.seqlen_q - first);
+    const int64_t head = static_cast<int64_t>(place.batch) * params.num_q_heads + place.head;
+    float* lse_gmem = params.lse + head * params.seqlen_q + first;
+#pragma unroll
+    for (int lane_row = 0; lane_row < kLaneRows; ++lane_row) {
+      const float sum = tile::quad_sum(softmax.sum[lane_row]);
+      out.scale_row(lane_row, normalizer(sum));
+      const int row = warp_first_row + Out::row_of(lane_row);
+      if (tile::leads_quad() && row < rows) {
+        ptx::store_global(lse_gmem + row, log_sum_exp(softmax.base[lane_row], sum));
+      }
+    }
+    ptx::sync_cta();  // all warps have read queries, keys and values, whose place the output takes
+    tile::put<typename Layout::OutTile>(shared, warp_first_row, out);
+    ptx::sync_warp();  // the warp's rows are in place; no other warp reads them
+    Element* out_gmem = head_of<Element>(params.out, params.out_strides, place.batch, place.head) +
+                        first * params.out_strides.row;
+    tile::store_rows<typename Layout::OutTile, Layout::kWarpRows, Config::kStoreBytes>(
+        shared, warp_first_row, out_gmem, params.out_strides.row, params.out_strides.dim, rows, params.head_dim_v);
+  }
+};
+
+// Which block of queries of which head. Rows that see more keys than others go first.
+template <class Config, class Params>
+CUFLASH_DEVICE BlockPosition forward_position(const Params& params, uint32_t block_index) {
+  if constexpr (Config::Mask::kGrows) {
+    constexpr int kDims = Config::kHeadDim + Config::kHeadDimV;
+    const int batch_heads = params.batch * params.num_q_heads;
+    const int section = heads_per_section<kDims * static_cast<int>(sizeof(typename Config::Element))>(
+        params.seqlen_k, params.num_q_heads / params.num_kv_heads, batch_heads);
+    return position_longest_first(block_index, params.num_q_blocks, params.num_q_heads, batch_heads, section);
+  } else {
+    return position_by_head(block_index, params.num_q_blocks, params.num_q_heads);
+  }
+}
+
+template <class Config>
+CUFLASH_DEVICE void forward_sm80(const ForwardParams<typename Config::Mask, typename Config::Score>& params) {
+  ForwardBlock<Config> block(params, forward_position<Config>(params, ptx::block_index()));
+  block.run();
+  block.store(forward_position<Config>(params, ptx::block_index_again()));
+}
+
+}  // namespace cuflash

@@ -1,0 +1,24 @@
+// What the scheduler and the parts of the sm_90 emulation ask of each other.
+#pragma once
+#include <string>
+
+#include "emulator/runtime/state.h"
+
+namespace cuflash::emulator {
+
+// Performs the copy at this place of the list of those in flight, and takes it off the list.
+void run_bulk_copy(Block& b, size_t index);
+
+// A thread may not leave while its own asynchronous work still uses shared memory or registers.
+void check_hopper_exit(Block& b, int thread);
+
+Mbarrier& find_mbarrier(Block& b, int thread, uint32_t address, Location at);
+// Bytes of a bulk copy have arrived.
+void complete_bytes(Block& b, Mbarrier& barrier, uint32_t bytes);
+std::string describe_mbarrier_wait(Block& b, uint32_t address, uint32_t parity, Location at);
+
+// Swizzle patterns of tensor maps and descriptors: 0, 1, 2, 3 for none, 32, 64 and 128 bytes. The 16-byte chunk of an
+// address within its span is exchanged by the bits above 128 bytes, so the pattern repeats every 8 lines of 128 bytes.
+inline uint32_t swizzled(uint32_t address, int mode) { return address ^ (address >> 7 & ((1u << mode) - 1)) << 4; }
+
+}  // namespace cuflash::emulator

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cuflash.dtypes import dtype_of
 from cuflash.eager import Gradients
 from cuflash.errors import ArgumentError, ArgumentTypeError
 from cuflash.interop import jax_ffi
+from cuflash.interop.chunk import attention_chunk
 from cuflash.interop.jax_dot_product import dot_product_attention
 from cuflash.interop.jax_operator import Question, attend, gradients, problem_of
 from cuflash.merge import merge_states
@@ -104,38 +104,6 @@ def flash_attention(
         inputs["alibi_slopes"] = jnp.asarray(alibi_slopes)
     out, lse = run_forward(inputs, words, reference)
     return (out, lse) if return_lse else out
-
-
-def attention_chunk(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    q_offset: int = 0,
-    k_offset: int = 0,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    out_dtype: Any = jnp.float32,
-) -> tuple[Any, Any]:
-    """Attention of some queries over some keys of a longer sequence; ``merge_states`` joins the pieces.
-
-    Args:
-        q_offset, k_offset: position of the first query and the first key in the whole sequence; Python integers.
-        out_dtype: dtype of out. The kernels round out to q's dtype; float32 keeps later merges from rounding again.
-
-    Returns:
-        (out, lse), both differentiable; a row without keys has out = 0 and lse = -inf.
-    """
-    for name, value in (("q_offset", q_offset), ("k_offset", k_offset)):
-        if isinstance(value, jax.core.Tracer) or not isinstance(value, int) or isinstance(value, bool):
-            rule = "must be a Python int: it is part of the compiled plan"
-            raise ArgumentTypeError(name, type(value).__name__, rule, "choose between static chunks with lax.switch")
-    dtype_of("out_dtype", jnp.dtype(out_dtype))
-    words = Keywords(scale, causal, window, softcap, align=q_offset - k_offset)
-    out, lse = run_forward({"q": q, "k": k, "v": v}, words)
-    return out.astype(out_dtype), lse
 
 
 def check_static(words: Keywords) -> None:

@@ -1,0 +1,140 @@
+"""torch's memory, devices and streams, as the eager path wants them; and CPU tensors as NumPy views."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from cuflash.architectures import Device, architecture_of
+from cuflash.dtypes import dtype_of
+from cuflash.eager import Eager
+from cuflash.errors import DeviceError
+from cuflash.interop.launcher import launcher
+from cuflash.interop.words import encode, kernel_key, operand_names
+from cuflash.overlap import shares_memory
+from cuflash.plan import Plan
+from cuflash.problem import ArraySpec
+
+__all__ = ["TorchBackend", "as_numpy", "as_torch", "check_devices", "cuda_eager", "host_eager"]
+
+_PREPARED_LIMIT = 8192  # plans; a table that reaches it starts afresh
+_TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class TorchBackend:
+    """CUDA tensors; results come from torch's caching allocator and launches go to torch's current stream."""
+
+    def __init__(self) -> None:
+        self._prepared: dict[tuple[int, int], tuple[Plan, Any, tuple[str, ...]]] = {}
+
+    def key(self, array: Any) -> Any:
+        return (array.shape, array.stride(), array.dtype, array.data_ptr() & 15, array.device.index)
+
+    def spec(self, argument: str, array: Any) -> ArraySpec:
+        dtype = dtype_of(argument, array.dtype)
+        address = array.data_ptr()
+        alignment = min(address & -address, 16) if address else 16
+        return ArraySpec(tuple(array.shape), tuple(array.stride()), dtype.name, alignment)
+
+    def device(self, arrays: dict[str, Any]) -> Device:
+        from cuflash.launch import device_of
+
+        return device_of(arrays["q"].device.index)
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+        return torch.empty(shape, dtype=_TORCH[dtype], device=like.device)
+
+    def contiguous(self, array: Any) -> Any:
+        return array.contiguous()
+
+    def overlaps(self, one: Any, other: Any) -> bool:
+        return shares_memory(_extent(one), _extent(other))
+
+    def writable(self, array: Any) -> bool:
+        return True
+
+    def run(self, plan: Plan, operands: dict[str, Any]) -> None:
+        index = operands["q"].device.index
+        entry = self._prepared.get((id(plan), index))
+        if entry is None or entry[0] is not plan:
+            entry = self._prepare(plan, index)
+        addresses = [operands[name].data_ptr() for name in entry[2]]
+        stream = torch.cuda.current_stream(index).cuda_stream
+        if index == torch.cuda.current_device():
+            launcher().run(entry[1], addresses, stream, index)
+            return
+        with torch.cuda.device(index):
+            launcher().run(entry[1], addresses, stream, index)
+
+    def _prepare(self, plan: Plan, index: int) -> tuple[Plan, Any, tuple[str, ...]]:
+        """Words of the plan, its kernels loaded on the device. Not possible while a CUDA graph is being captured."""
+        import cupy
+
+        from cuflash import jit
+
+        target = architecture_of(plan.device.capability).target
+        with cupy.cuda.Device(index):
+            for launch in plan.launches:
+                kernel = jit.load(launch.variant, launch.shared_bytes)
+                launcher().register(kernel_key(launch.variant, target), index, kernel.kernel.ptr)
+        if len(self._prepared) >= _PREPARED_LIMIT:
+            self._prepared.clear()
+        entry = (plan, encode(plan, target), operand_names(plan))
+        self._prepared[id(plan), index] = entry
+        return entry
+
+
+cuda_eager = Eager(TorchBackend())
+
+
+def host_eager() -> Eager:
+    """The emulator, for CPU tensors.
+
+    Raises:
+        DeviceError: CUFLASH_TORCH_CPU does not ask for it.
+    """
+    if os.environ.get("CUFLASH_TORCH_CPU") != "emulator":
+        remedy = "move it with .cuda(), or set CUFLASH_TORCH_CPU=emulator to run the kernels on the emulator"
+        raise DeviceError("q.device", "cpu", "must be a CUDA device", remedy)
+    from cuflash.host import eager
+
+    return eager
+
+
+def check_devices(arrays: dict[str, Any]) -> None:
+    """Refuses tensors on two devices, or on one that has no kernels.
+
+    Raises:
+        DeviceError: names the tensor, both devices and the remedy.
+    """
+    home = arrays["q"].device
+    for name, array in arrays.items():
+        if array.device != home:
+            remedy = f"move it with .to({str(home)!r})"
+            raise DeviceError(f"{name}.device", str(array.device), f"must be q's device {home}", remedy)
+    if home.type not in ("cuda", "cpu", "meta"):
+        raise DeviceError("q.device", str(home), "must be a CUDA device", "move it with .cuda()")
+
+
+def as_numpy(tensor: Any) -> Any:
+    """A CPU tensor as a NumPy view; bfloat16, which torch does not hand over, by way of 16-bit integers."""
+    tensor = tensor.detach()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def as_torch(array: np.ndarray[Any, Any]) -> Any:
+    """The inverse of ``as_numpy``, without a copy."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _extent(tensor: Any) -> tuple[int, tuple[int, ...], tuple[int, ...], int]:
+    size = tensor.element_size()
+    return tensor.data_ptr(), tuple(tensor.shape), tuple(stride * size for stride in tensor.stride()), size

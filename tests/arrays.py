@@ -55,9 +55,10 @@ def stored(values: Array, layout: Layout | str = "BSHD") -> Array:
     for axis in reversed(layout.order):
         strides[axis] = step * layout.step[axis]
         step *= max(values.shape[axis] * layout.step[axis] + layout.pad[axis], 1)
-    storage = nans((2 * GUARD + layout.offset + step,), values.dtype)
-    view = np.lib.stride_tricks.as_strided(
-        storage[GUARD + layout.offset :], values.shape, [stride * values.itemsize for stride in strides]
+    storage = nans((2 * GUARD + layout.offset + step,), values.dtype).view(np.uint8)
+    in_bytes = [stride * values.itemsize for stride in strides]
+    view: Array = np.ndarray(
+        values.shape, values.dtype, storage.data, (GUARD + layout.offset) * values.itemsize, in_bytes
     )
     for axis in layout.reversed_axes:
         view = np.flip(view, axis)
@@ -65,11 +66,24 @@ def stored(values: Array, layout: Layout | str = "BSHD") -> Array:
     return view
 
 
+def restrided(array: Array, strides: list[int]) -> Array:
+    """The same storage and first element under other strides, in bytes."""
+    storage = storage_of(array)
+    return np.ndarray(array.shape, array.dtype, storage.data, distance(storage, array), strides)
+
+
 def storage_of(array: Array) -> Array:
-    """The flat buffer behind a view."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
+    """The bytes behind a view: one flat buffer."""
+    owner: Any = array
+    while (base := getattr(owner, "base", None)) is not None:
+        owner = base.obj if isinstance(base, memoryview) else base
+    storage: Array = owner.reshape(-1).view(np.uint8)
+    return storage
+
+
+def distance(storage: Array, array: Array) -> int:
+    """Bytes from the start of a storage to the first element of a view of it."""
+    return int(array.__array_interface__["data"][0] - storage.__array_interface__["data"][0])
 
 
 def nans(shape: tuple[int, ...], dtype: Any) -> Array:
@@ -83,10 +97,9 @@ def untouched_outside(view: Array) -> bool:
     """Whether the storage of ``view`` still has every bit set wherever ``view`` has no element."""
     storage = storage_of(view)
     copy = storage.copy()
-    offset = view.__array_interface__["data"][0] - storage.__array_interface__["data"][0]
-    twin = np.ndarray(view.shape, view.dtype, copy.data, offset, view.strides)
-    twin.view(np.dtype(f"u{view.itemsize}"))[...] = np.iinfo(f"u{view.itemsize}").max
-    return bool((copy.reshape(-1).view(np.uint8) == 0xFF).all())
+    twin: Array = np.ndarray(view.shape, f"u{view.itemsize}", copy.data, distance(storage, view), view.strides)
+    twin[...] = np.iinfo(twin.dtype).max
+    return storage.size > view.nbytes and bool((copy == 0xFF).all())
 
 
 def sparse(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> Array:
@@ -95,8 +108,7 @@ def sparse(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> Arra
     elements = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
     no_reserve = 0x4000  # MAP_NORESERVE of Linux, which the mmap module names only in newer Pythons
     pages = mmap.mmap(-1, elements * itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
-    flat = np.frombuffer(pages, dtype, count=elements)
-    return np.lib.stride_tricks.as_strided(flat, shape, [stride * itemsize for stride in strides])
+    return np.ndarray(shape, dtype, pages, 0, [stride * itemsize for stride in strides])
 
 
 def normal(shape: tuple[int, ...], dtype: str, seed: int, std: float = 1.0, mean: float = 0.0) -> Array:

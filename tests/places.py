@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from arrays import GUARD, storage_of
+from arrays import GUARD, distance, storage_of
 
 from cuflash.architectures import Device
 from cuflash.backends import eager_on
@@ -54,10 +54,8 @@ class Place:
         import cupy
 
         storage = storage_of(array)
-        flat = storage.reshape(-1).view(np.uint8)
-        offset = array.__array_interface__["data"][0] - storage.__array_interface__["data"][0]
-        memory = cupy.asarray(flat) if flat.size else cupy.empty(1, np.uint8)
-        return cupy.ndarray(array.shape, array.dtype, memory.data + offset, array.strides)
+        memory = cupy.asarray(storage) if storage.size else cupy.empty(1, np.uint8)
+        return cupy.ndarray(array.shape, array.dtype, memory.data + distance(storage, array), array.strides)
 
     def get(self, array: Any) -> Array:
         """The array as NumPy has it."""

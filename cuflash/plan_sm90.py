@@ -12,7 +12,7 @@ from cuflash.problem import ArraySpec, Problem, spec_of_contiguous
 from cuflash.tiling_sm90 import SLAB, Schedule, TileSm90, shared_bytes, tile_sm90
 from cuflash.variant import Variant
 
-__all__ = ["forward", "forward_with_tile"]
+__all__ = ["forward", "forward_with_tile", "tensor_map_slot", "unaddressable"]
 
 MAX_TILES = 2**30  # the counter and the index of the next tile stay below 2^31
 SECTION_BYTES = 64 * 2**20  # keys and values whose tiles run side by side; an H200 has 60 MB of L2 cache
@@ -78,11 +78,11 @@ def _refusal(problem: Problem) -> str | None:
     arrays = [("q", problem.q), ("k", problem.k), ("v", problem.v)]
     if problem.out is not None:
         arrays.append(("out", problem.out))
-    reasons = (_unaddressable(name, spec, problem.dtype.itemsize) for name, spec in arrays)
+    reasons = (unaddressable(name, spec, problem.dtype.itemsize) for name, spec in arrays)
     return next((reason for reason in reasons if reason), None)
 
 
-def _unaddressable(name: str, spec: ArraySpec, itemsize: int) -> str | None:
+def unaddressable(name: str, spec: ArraySpec, itemsize: int) -> str | None:
     """Why the copy engine, or 16-byte stores, cannot walk an array."""
     if spec.alignment % TMA_GRAIN:
         return f"{name} starts at an address that is not a multiple of {TMA_GRAIN} bytes"
@@ -162,12 +162,12 @@ def _tensor_maps(problem: Problem, tile: TileSm90) -> tuple[TensorMapSlot, ...]:
     rows = (tile.block_q, tile.block_k, tile.block_k)
     specs = (problem.q, problem.k, problem.v)
     return tuple(
-        _tensor_map(128 * index, name[0], spec, box_rows, problem.dtype.name, problem.dtype.itemsize)
+        tensor_map_slot(128 * index, name[0], spec, box_rows, problem.dtype.name, problem.dtype.itemsize)
         for index, (name, spec, box_rows) in enumerate(zip(TENSOR_MAPS, specs, rows, strict=True))
     )
 
 
-def _tensor_map(offset: int, operand: str, spec: ArraySpec, box_rows: int, dtype: str, itemsize: int) -> TensorMapSlot:
+def tensor_map_slot(offset: int, operand: str, spec: ArraySpec, box_rows: int, dtype: str, itemsize: int) -> TensorMapSlot:
     batch, rows, heads, dim = spec.shape
     # An axis of extent 1 may have any stride; the copy engine still wants a valid one.
     steps = zip(spec.strides[:3], spec.shape[:3], strict=True)

@@ -130,7 +130,7 @@ CUFLASH_DEVICE void dq_step(const Params& params, DqConsumer<Config>& self, cons
     exponentiate<Config>(dots, masked, params, place, lse);
   }
   if (!Config::Mask::kUniform && masked) {
-    self.clear_keys();
+    if constexpr (!Config::Mask::kUniform) self.clear_keys();
     differentiate<Element, true>(d_scores, dots, d_probs, delta);
   } else {
     differentiate<Element, false>(d_scores, dots, d_probs, delta);

@@ -129,10 +129,9 @@ CUFLASH_DEVICE uint32_t finite_pair(uint32_t pair) {
 // be NaN in a product that sums over the rows of the tile, for rows of the result that have nothing to do with it.
 template <class Element, int kBytes, int kThreads>
 CUFLASH_DEVICE void clear_nonfinite(uint32_t smem, int thread) {
-  static_assert(kBytes % (kThreads * 16) == 0, "whole accesses");
+  static_assert(kBytes % 16 == 0, "whole accesses");
 #pragma unroll 4
-  for (int i = 0; i < kBytes; i += kThreads * 16) {
-    const uint32_t address = smem + i + thread * 16;
+  for (uint32_t address = smem + thread * 16; address < smem + kBytes; address += kThreads * 16) {
     const u32x4 old = ptx::load_shared<u32x4>(address);
     const u32x4 now = {finite_pair<Element>(old.x), finite_pair<Element>(old.y), finite_pair<Element>(old.z),
                        finite_pair<Element>(old.w)};

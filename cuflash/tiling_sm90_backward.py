@@ -1,0 +1,125 @@
+"""Tiles of the sm_90 backward kernels: which kernels a problem takes, and how much of it a block holds.
+
+Figures are TFLOP/s of the whole backward on an H200 with bfloat16 inputs, 16384 tokens and heads * head_dim = 2048.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cuflash.problem import Problem
+
+__all__ = ["DkdvTile", "DqTile", "FusedTile", "dkdv_tile", "dq_tile", "fused_tile", "padded_head_dim", "tile_bytes"]
+
+SLAB = 64  # columns of a shared-memory slab, 128 bytes
+SHARED_LIMIT = 227 * 1024  # bytes a block may have
+BARRIER = 8  # bytes
+_GRAIN = 32  # columns; the copy engine fills what is missing with zeros
+
+
+@dataclass(frozen=True)
+class FusedTile:
+    """backward_sm90: 128 keys a block, two warpgroups; ``accumulates`` also makes dq."""
+
+    block_q: int
+    stages: int
+    early_dv: bool  # the product for dv is started before d(scores) are made
+    accumulates: bool
+    reason: str
+
+    block_k = 128
+
+    def accumulator_cols(self, head_dim: int) -> int:
+        """Columns of the float32 accumulator: halves of whole slabs, unless the warpgroups share it by rows."""
+        slabs = -(-head_dim // SLAB)
+        return head_dim if self.block_q == 128 or slabs == 1 else slabs * SLAB
+
+    def shared_bytes(self, head_dim: int, head_dim_v: int) -> int:
+        """Twin of BackwardSm90Layout::kBytes."""
+        stage = tile_bytes(self.block_q, head_dim) + tile_bytes(self.block_q, head_dim_v) + 2 * 4 * self.block_q
+        total = tile_bytes(self.block_k, head_dim) + tile_bytes(self.block_k, head_dim_v) + self.stages * stage
+        if self.accumulates:
+            total += 2 * tile_bytes(self.block_q, self.block_k) + 4 * self.block_q * self.accumulator_cols(head_dim)
+        return total + (1 + 4 * self.stages) * BARRIER
+
+
+@dataclass(frozen=True)
+class DkdvTile:
+    """backward_sm90_dkdv: 64 keys a block, one warpgroup for probabilities and dv, one for d(scores) and dk."""
+
+    block_q: int
+    stages: int
+    reason: str
+
+    block_k = 64
+
+    def shared_bytes(self, head_dim: int, head_dim_v: int) -> int:
+        """Twin of BackwardSm90DkdvLayout::kBytes."""
+        stage = tile_bytes(self.block_q, head_dim) + tile_bytes(self.block_q, head_dim_v) + 2 * 4 * self.block_q
+        total = tile_bytes(self.block_k, head_dim) + tile_bytes(self.block_k, head_dim_v) + self.stages * stage
+        return total + 2 * 2 * self.block_q * self.block_k + (1 + 4 * self.stages) * BARRIER
+
+
+@dataclass(frozen=True)
+class DqTile:
+    """backward_sm90_dq: 128 queries a block, 64 a warpgroup."""
+
+    block_k: int
+    key_stages: int
+    value_stages: int
+    reason: str
+
+    block_q = 128
+
+    def shared_bytes(self, head_dim: int, head_dim_v: int) -> int:
+        """Twin of BackwardSm90DqLayout::kBytes."""
+        total = tile_bytes(self.block_q, head_dim) + tile_bytes(self.block_q, head_dim_v)
+        total += self.key_stages * tile_bytes(self.block_k, head_dim)
+        total += self.value_stages * tile_bytes(self.block_k, head_dim_v)
+        return total + (1 + 2 * self.key_stages + 2 * self.value_stages) * BARRIER
+
+
+def tile_bytes(rows: int, cols: int) -> int:
+    """A 16-bit tile of whole slabs."""
+    return -(-cols // SLAB) * rows * 2 * SLAB
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """Columns that the kernels multiply: a multiple of 32 from 64 on."""
+    return max(-(-head_dim // _GRAIN) * _GRAIN, SLAB)
+
+
+def fused_tile(problem: Problem, head_dim: int, head_dim_v: int) -> FusedTile | None:
+    """For head dimensions whose sums of 128 keys fit the registers of two warpgroups: up to 128."""
+    widest = max(head_dim, head_dim_v)
+    if widest > 128:
+        return None
+    accumulates = not problem.deterministic
+    plain = not problem.score.pre_scale
+    windowed = problem.mask.left is not None
+    if widest <= 64 and plain and not windowed:
+        return FusedTile(128, 2, False, accumulates, "128x128: most work a barrier; the registers are full")
+    return FusedTile(64, 2, False, accumulates, "64x128: scores, d(probs), dk and dv fill the registers")
+
+
+def dkdv_tile(head_dim: int, head_dim_v: int) -> DkdvTile:
+    """The most queries that shared memory takes twice."""
+    wide = DkdvTile(96, 2, "96x64: wider products read less shared memory")
+    if max(head_dim, head_dim_v) <= 224 and wide.shared_bytes(head_dim, head_dim_v) <= SHARED_LIMIT:
+        return wide
+    return DkdvTile(64, 2, "64x64: 256 columns of keys, values and two stages of queries fill shared memory")
+
+
+def dq_tile(head_dim: int, head_dim_v: int) -> DqTile:
+    """Keys a step by registers: dq, scores, d(probs) and packed d(scores) of 64 queries fit 240."""
+    widest = max(head_dim, head_dim_v)
+    if head_dim <= 64:
+        block_k, reason = 128, "128 keys: whole blocks on the diagonal"
+    elif head_dim <= 128:
+        block_k, reason = 112, "112 keys: with 128 the registers spill and the products serialise"
+    elif head_dim <= 192:
+        block_k, reason = 80, "80 keys: with 96 the products serialise"
+    else:
+        block_k, reason = 64, "64 keys: dq alone takes 128 registers"
+    value_stages = 2 if widest <= 192 else 1
+    return DqTile(block_k, 2, value_stages, reason)

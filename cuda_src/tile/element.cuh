@@ -28,10 +28,11 @@ struct Operand<float> {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float value = ptx::bit_cast<float>(words[i]);
-      operand.big[i] = ptx::to_tf32(value);
-      const float rest = value - ptx::bit_cast<float>(operand.big[i]);
-      // inf - inf would turn an infinite element, whose products are infinite, into NaN.
-      operand.small[i] = ptx::abs(value) == ptx::kInfinity ? 0u : ptx::to_tf32(rest);
+      // An infinite element stands in the small part alone, which meets one part of the other operand only: meeting
+      // both would give inf - inf or 0 * inf, where the product itself is infinite.
+      const bool is_infinite = ptx::abs(value) == ptx::kInfinity;
+      operand.big[i] = is_infinite ? 0u : ptx::to_tf32(value);
+      operand.small[i] = ptx::to_tf32(value - ptx::bit_cast<float>(operand.big[i]));
     }
     return operand;
   }

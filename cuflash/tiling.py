@@ -1,4 +1,4 @@
-"""Tiles of the sm_80 family: rows by padded head dims, element size and shared memory, each with its measured reason."""
+"""Tiles of the sm_80 family: rows by head dims, element size and shared memory, each with its measured reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 from cuflash.errors import UnsupportedError
 from cuflash.problem import Problem
 
-__all__ = ["BACKWARD", "FORWARD", "BackwardTile", "ForwardTile", "Row", "choose", "padded"]
+__all__ = ["BACKWARD", "BACKWARD_DQ", "FORWARD", "BackwardTile", "DqTile", "ForwardTile", "Row", "choose", "padded"]
 
 KIB = 1024
 GRAIN = 16  # elements; head dims are padded to whole tensor-core tiles
@@ -76,6 +76,25 @@ class BackwardTile:
 
 
 @dataclass(frozen=True)
+class DqTile:
+    """Config of backward_dq_sm80."""
+
+    block_q: int  # queries a block owns
+    block_k: int  # keys that come together
+    warps: int
+    stages: int  # buffers each for keys and values
+
+    @property
+    def head_dim_grain(self) -> int:
+        """Head dims are whole tensor-core tiles."""
+        return GRAIN
+
+    def shared_bytes(self, head_dim: int, head_dim_v: int, itemsize: int) -> int:
+        """Shared memory of one block for padded head dims."""
+        return (self.block_q + self.stages * self.block_k) * (head_dim + head_dim_v) * itemsize
+
+
+@dataclass(frozen=True)
 class Row(Generic[Tile]):
     """A tile for head dims up to ``head_dim`` (both), elements of ``itemsize`` bytes."""
 
@@ -105,6 +124,15 @@ BACKWARD = (
     Row(64, 4, BackwardTile(32, 64, 4, 4, 1, 32), "float32"),
     Row(128, 4, BackwardTile(32, 32, 4, 2, 1, 0), "float32"),
     Row(256, 4, BackwardTile(16, 16, 2, 1, 1, 0), "float32"),
+)
+
+BACKWARD_DQ = (
+    Row(64, 2, DqTile(64, 64, 4, 2), "two stages"),
+    Row(128, 2, DqTile(64, 64, 4, 1), "one stage"),
+    Row(256, 2, DqTile(64, 16, 4, 1), "99 KiB"),
+    Row(64, 4, DqTile(64, 32, 4, 1), "float32"),
+    Row(128, 4, DqTile(32, 16, 2, 1), "float32"),
+    Row(256, 4, DqTile(16, 16, 1, 1), "float32"),
 )
 
 

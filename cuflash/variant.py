@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from cuflash import sources
@@ -28,12 +28,16 @@ class Variant:
     family: str
     dtype: DType
     mask: type[Mask]
-    score: Score  # its type matters, never its values: those are parameters
+    score: Score = field(compare=False)  # its type matters, never its values: those are parameters
     fields: tuple[tuple[str, Constant], ...]
     params: str
     params_size: int
     threads: int
     min_blocks: int = 1
+    score_type: str = field(init=False, repr=False)  # stands for the score in comparisons
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "score_type", self.score.cuda)
 
     @property
     def header(self) -> str:
@@ -54,7 +58,7 @@ class Variant:
         includes += [f"attention/scores/{name}.cuh" for name in dict.fromkeys(self.score.headers)]
         lines = [f'#include "{name}"' for name in includes]
         lines += ["struct Config {", f"  using Element = {self.dtype.element};"]
-        lines += [f"  using Mask = cuflash::{self.mask.__name__};", f"  using Score = {self.score.cuda};"]
+        lines += [f"  using Mask = cuflash::{self.mask.__name__};", f"  using Score = {self.score_type};"]
         lines += [_constant(name, value) for name, value in self.fields]
         lines += [
             "};",

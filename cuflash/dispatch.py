@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib import import_module
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from array_api_compat import is_cupy_array, is_jax_array, is_numpy_array, is_torch_array
@@ -29,14 +28,45 @@ class Door(Protocol):
         """The plan, not run."""
 
 
-# library -> (how to tell its arrays, module and attribute of its door)
-_LIBRARIES = {
-    "cupy": (is_cupy_array, "cuflash.launch", "eager"),
-    "numpy": (is_numpy_array, "cuflash.interop.numpy", "door"),
-    "jax": (is_jax_array, "cuflash.interop.jax", "door"),
-    "torch": (is_torch_array, "cuflash.interop.torch", "door"),
+
+# Import statements, and not import_module by name, because torch.compile traces through this file.
+def _cupy_door() -> Door:
+    from cuflash.launch import eager
+
+    return eager
+
+
+def _numpy_door() -> Door:
+    from cuflash.interop.numpy import door
+
+    return door
+
+
+def _jax_door() -> Door:
+    from cuflash.interop.jax import door
+
+    return door
+
+
+def _torch_door() -> Door:
+    from cuflash.interop.torch import door
+
+    return door
+
+
+def _dlpack_door() -> Door:
+    from cuflash.interop.dlpack import door
+
+    return door
+
+
+# library -> (how to tell its arrays, how to open its door)
+_LIBRARIES: dict[str, tuple[Callable[[Any], bool], Callable[[], Door]]] = {
+    "cupy": (is_cupy_array, _cupy_door),
+    "numpy": (is_numpy_array, _numpy_door),
+    "jax": (is_jax_array, _jax_door),
+    "torch": (is_torch_array, _torch_door),
 }
-_ANY_GPU_ARRAY = ("cuflash.interop.dlpack", "door")
 
 
 def library_of(argument: str, array: Any) -> str:
@@ -45,7 +75,9 @@ def library_of(argument: str, array: Any) -> str:
     Raises:
         ArgumentTypeError: not an array.
     """
-    for name, (is_mine, _, _) in _LIBRARIES.items():
+    if type(array).__module__ == "torch" and hasattr(array, "data_ptr"):
+        return "torch"  # before the general question, which torch.compile cannot trace without complaint
+    for name, (is_mine, _) in _LIBRARIES.items():
         if is_mine(array):
             return name
     if hasattr(array, "__dlpack_device__") or hasattr(array, "__cuda_array_interface__"):
@@ -67,6 +99,4 @@ def door_of(arrays: Mapping[str, Any]) -> Door:
             rule = f"must be of the same array library as {next(iter(arrays))} ({chosen})"
             raise ArgumentTypeError(argument, library, rule, "convert one side, for instance with from_dlpack")
         chosen = library
-    module, attribute = _LIBRARIES[chosen][1:] if chosen in _LIBRARIES else _ANY_GPU_ARRAY
-    door: Door = getattr(import_module(module), attribute)
-    return door
+    return _LIBRARIES[chosen][1]() if chosen in _LIBRARIES else _dlpack_door()

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from cuflash.eager import Gradients
-from cuflash.interop import torch_operator
 from cuflash.interop.chunk import attention_chunk
-from cuflash.interop.torch_backend import check_devices, cuda_eager, host_eager
+from cuflash.interop.torch_backend import as_numpy, check_devices, cuda_eager, host_eager
+from cuflash.interop.torch_functions import attention, gradients
 from cuflash.interop.torch_hf import register_hf
+from cuflash.interop.torch_operator import forward_into, options_of
 from cuflash.interop.torch_sdpa import scaled_dot_product_attention
 from cuflash.merge import merge_states
 from cuflash.plan import Plan
@@ -32,22 +33,22 @@ class TorchDoor:
         q, k, v = as_autocast_wants(inputs["q"], inputs["k"], inputs["v"])
         slopes = inputs.get("alibi_slopes")
         if out is not None:
-            return torch_operator.forward_into(out, q, k, v, slopes, words)
-        return torch_operator.forward(q, k, v, slopes, torch_operator.options_of(words))
+            return forward_into(out, q, k, v, slopes, words)
+        return attention(q, k, v, slopes, options_of(words))
 
     def backward(self, inputs: dict[str, Any], words: Keywords) -> Gradients:
         """The gradients, for code that differentiates by hand; autograd needs no call of this."""
         check_devices(inputs)
         names = ("d_out", "q", "k", "v", "out", "lse", "d_lse", "alibi_slopes")
         arrays = (inputs.get(name) for name in names)
-        return Gradients(*torch_operator.backward(*arrays, torch_operator.options_of(words)))
+        return Gradients(*gradients(*arrays, options_of(words)))
 
     def explain(self, inputs: dict[str, Any], words: Keywords, backward: bool) -> Plan:
         """The plan for the tensors' GPU."""
         check_devices(inputs)
         if inputs["q"].device.type == "cuda":
             return cuda_eager.explain(inputs, words, backward)
-        return host_eager().explain({n: torch_operator.as_numpy(x) for n, x in inputs.items()}, words, backward)
+        return host_eager().explain({n: as_numpy(x) for n, x in inputs.items()}, words, backward)
 
 
 door = TorchDoor()
@@ -56,7 +57,7 @@ door = TorchDoor()
 def as_autocast_wants(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
     """q, k, v in autocast's dtype where autocast is on, as torch's own attention takes them."""
     kind = q.device.type
-    if not torch.is_autocast_enabled(kind):
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
         return q, k, v
     dtype = torch.get_autocast_dtype(kind)
     return q.to(dtype), k.to(dtype), v.to(dtype)

@@ -17,7 +17,7 @@ from cuflash.errors import ArgumentError, UnsupportedError
 from cuflash.interop.torch_backend import as_numpy, as_torch, cuda_eager, host_eager
 from cuflash.problem import Keywords
 
-__all__ = ["backward", "forward", "forward_into", "options_of", "words_of"]
+__all__ = ["differentiate", "fold", "forward_into", "options_of", "refuse_second_order", "remember", "unfold", "words_of"]
 
 _library = torch.library.Library("cuflash", "DEF")
 _library.define("forward(Tensor q, Tensor k, Tensor v, Tensor? alibi_slopes, str options) -> (Tensor, Tensor)")
@@ -26,42 +26,37 @@ _library.define(
     "Tensor? alibi_slopes, str options) -> (Tensor, Tensor, Tensor)"
 )
 _NAMES = {cls.__name__: cls for cls in (Keywords, *masks.MASKS, *scores.SCORES)} | {"__builtins__": {}}
+_texts: dict[tuple[Any, ...], str] = {}
 _BACKWARD = ("d_out", "q", "k", "v", "out", "lse", "d_lse", "alibi_slopes")
 
 
-@lru_cache(maxsize=1024)
 def options_of(words: Keywords) -> str:
-    """Keywords as text that says everything.
+    """Keywords as text that says everything."""
+    return _text_of(*words)
 
-    Raises:
-        UnsupportedError: a mask or score class of the caller's own, which the text could not bring back.
-    """
-    text = repr(words)
-    if words_of(text) != words:
-        raise UnsupportedError("score", words.score, "cannot be carried by a torch operator")
+
+@torch.compiler.assume_constant_result  # options are static in a compiled graph
+def _text_of(*words: Any) -> str:
+    text = _texts.get(words)
+    if text is None:
+        text = repr(Keywords(*words))
+        words_of(text)
+        _texts[words] = text
     return text
 
 
 @lru_cache(maxsize=1024)
 def words_of(text: str) -> Keywords:
-    """The inverse of ``options_of``; only cuflash's own class names mean something in the text."""
+    """The inverse of ``options_of``; only cuflash's own class names mean something in the text.
+
+    Raises:
+        UnsupportedError: a mask or score class of the caller's own.
+    """
     try:
         words: Keywords = eval(text, dict(_NAMES))
     except NameError as error:
         raise UnsupportedError("options", text, f"names a class that torch operators do not carry ({error})") from error
     return words
-
-
-def forward(q: Any, k: Any, v: Any, slopes: Any, options: str) -> tuple[Any, Any]:
-    """``(out, lse)`` through the operator."""
-    found: tuple[Any, Any] = torch.ops.cuflash.forward(q, k, v, slopes, options)
-    return found
-
-
-def backward(*arrays: Any) -> tuple[Any, Any, Any]:
-    """``(dq, dk, dv)`` through the operator."""
-    found: tuple[Any, Any, Any] = torch.ops.cuflash.backward(*arrays)
-    return found
 
 
 def forward_into(out: Any, q: Any, k: Any, v: Any, slopes: Any, words: Keywords) -> tuple[Any, Any]:
@@ -129,7 +124,8 @@ def _backward_fake(d_out: Any, q: Any, k: Any, v: Any, *_: Any) -> tuple[Any, An
 # ---- derivative ------------------------------------------------------------------------------------------------------
 
 
-def _remember(ctx: Any, inputs: Any, output: Any) -> None:
+def remember(ctx: Any, inputs: Any, output: Any) -> None:
+    """What the derivative needs of a forward call."""
     q, k, v, slopes, options = inputs
     if slopes is not None and slopes.requires_grad:
         remedy = "pass alibi_slopes.detach(), or take the gradient in JAX"
@@ -139,16 +135,22 @@ def _remember(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, d_out: Any, d_lse: Any) -> tuple[Any, ...]:
+def differentiate(operator: Any, ctx: Any, d_out: Any, d_lse: Any) -> tuple[Any, ...]:
+    """The cotangents of ``forward``'s inputs; either result may have none."""
     q, k, v, slopes, out, lse = ctx.saved_tensors
     if d_out is None and d_lse is None:
         return None, None, None, None, None
     if d_out is None:
         d_out = torch.zeros_like(out)
-    return (*torch.ops.cuflash.backward(d_out, q, k, v, out, lse, d_lse, slopes, ctx.options), None, None)
+    return (*operator(d_out, q, k, v, out, lse, d_lse, slopes, ctx.options), None, None)
 
 
-def _refuse_second_order(*_: Any) -> Any:
+def _differentiate(ctx: Any, d_out: Any, d_lse: Any) -> tuple[Any, ...]:
+    return differentiate(torch.ops.cuflash.backward, ctx, d_out, d_lse)
+
+
+def refuse_second_order(*_: Any) -> Any:
+    """The gradient's own derivative."""
     remedy = "cuflash.interop.jax.flash_attention has second derivatives; in torch use scaled_dot_product_attention's math"
     raise UnsupportedError("create_graph", True, "asks for a second derivative, which torch's door lacks", remedy)
 
@@ -156,39 +158,44 @@ def _refuse_second_order(*_: Any) -> Any:
 # ---- batching --------------------------------------------------------------------------------------------------------
 
 
-def _fold(info: Any, dims: Any, tensors: Any, batch: int) -> list[Any]:
-    """[size, batch, ...] -> [size * batch, ...]; a tensor without the mapped axis is repeated, slopes [heads] are not."""
+def fold(info: Any, dims: Any, arguments: Any) -> tuple[list[Any], int]:
+    """[size, batch, ...] -> [size * batch, ...] for every tensor, and batch.
+
+    A tensor without the mapped axis is repeated; slopes [heads] are not.
+    """
+    moved = [x if d is None else x.movedim(d, 0) for x, d in zip(arguments, dims, strict=True)]
+    batch = moved[0].shape[0 if dims[0] is None else 1]  # the first argument is q or d_out
     folded = []
-    for tensor, dim in zip(tensors, dims, strict=True):
-        if tensor is None or (dim is None and tensor.dim() == 1):
-            folded.append(tensor)
+    for x, dim in zip(moved, dims, strict=True):
+        if not isinstance(x, torch.Tensor) or (dim is None and x.dim() == 1):
+            folded.append(x)
             continue
-        rows = tensor.unsqueeze(0).expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        rows = x.unsqueeze(0).expand(info.batch_size, *x.shape) if dim is None else x
         if rows.dim() == 2:  # slopes [heads], one set an example
             rows = rows.unsqueeze(1).expand(-1, batch, -1)
         folded.append(rows.reshape(info.batch_size * batch, *rows.shape[2:]))
-    return folded
+    return folded, batch
 
 
-def _batch_of(tensor: Any, dim: int | None) -> int:
-    return int(tensor.shape[0] if dim is None else tensor.movedim(dim, 0).shape[1])
+def unfold(info: Any, batch: int, results: Any) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    """[size * batch, ...] -> [size, batch, ...], and where the mapped axis lies."""
+    found = tuple(x.reshape(info.batch_size, batch, *x.shape[1:]) for x in results)
+    return found, (0,) * len(found)
 
 
 def _forward_vmap(info: Any, dims: Any, *arguments: Any) -> Any:
-    batch = _batch_of(arguments[0], dims[0])
-    found = torch.ops.cuflash.forward(*_fold(info, dims[:4], arguments[:4], batch), arguments[4])
-    return tuple(x.reshape(info.batch_size, batch, *x.shape[1:]) for x in found), (0, 0)
+    folded, batch = fold(info, dims, arguments)
+    return unfold(info, batch, torch.ops.cuflash.forward(*folded))
 
 
 def _backward_vmap(info: Any, dims: Any, *arguments: Any) -> Any:
-    batch = _batch_of(arguments[1], dims[1])
-    found = torch.ops.cuflash.backward(*_fold(info, dims[:8], arguments[:8], batch), arguments[8])
-    return tuple(x.reshape(info.batch_size, batch, *x.shape[1:]) for x in found), (0, 0, 0)
+    folded, batch = fold(info, dims, arguments)
+    return unfold(info, batch, torch.ops.cuflash.backward(*folded))
 
 
 torch.library.register_fake("cuflash::forward", _forward_fake, lib=_library)
 torch.library.register_fake("cuflash::backward", _backward_fake, lib=_library)
-torch.library.register_autograd("cuflash::forward", _differentiate, setup_context=_remember, lib=_library)
-torch.library.register_autograd("cuflash::backward", _refuse_second_order, lib=_library)
+torch.library.register_autograd("cuflash::forward", _differentiate, setup_context=remember, lib=_library)
+torch.library.register_autograd("cuflash::backward", refuse_second_order, lib=_library)
 torch.library.register_vmap("cuflash::forward", _forward_vmap, lib=_library)
 torch.library.register_vmap("cuflash::backward", _backward_vmap, lib=_library)

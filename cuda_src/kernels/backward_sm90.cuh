@@ -46,8 +46,8 @@ CUFLASH_DEVICE void hand_over_dq(const float (&dq)[kCount], const BackwardConsum
   ptx::named_barrier_arrive(kBarrierDqFull + self.warpgroup, kThreads);
 }
 
-// The second half of a step: all products that use the probabilities and d(scores). With kDvStarted the product for dv
-// is already under way.
+// The second half of a step: all products that use the probabilities and d(scores). With Config::kEarlyDv the product for
+// dv is already under way.
 template <class Config, int kStages>
 CUFLASH_DEVICE void backward_accumulate(const BackwardConsumer<Config>& self, tile::RingPosition<kStages> at,
                                         const uint32_t (&probs)[Config::kBlockQ / 4],
@@ -80,6 +80,7 @@ CUFLASH_DEVICE void backward_accumulate(const BackwardConsumer<Config>& self, ti
     tile::start_output<Element, kBlockQ, Config::kHeadDim>(dk, d_scores, q_ring.stage(at));
     ptx::wgmma_wait<1>();
     if (speaks) d_out_ring.release(at);
+    ptx::sync_warp();  // every lane has read its lse and delta; above, the meeting of the warpgroups says so
   }
   ptx::wgmma_wait<0>();
   ptx::wgmma_touch(dv);

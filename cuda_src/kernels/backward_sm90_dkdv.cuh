@@ -104,6 +104,7 @@ CUFLASH_DEVICE void dkdv_probs_step(const Params& params, const BackwardSm90Dkdv
     exponentiate<Config>(dots, masked, params, place, ColumnStats(layout.lse(step.at)));
     tile::pack_fragment<Element>(dots, probs);
   }
+  ptx::sync_warp();  // every lane has read its lse
   if (speaks) layout.q_ring().release(step.at);
   tile::pack_fragment<float16>(dots, shared_probs);
   if (step.number >= 2) ptx::named_barrier_sync(kBarrierProbsEmpty + step.buffer(), kThreads);
@@ -146,6 +147,7 @@ CUFLASH_DEVICE void dkdv_scores_step(const BackwardSm90DkdvLayout<Config>& layou
   tile::start_output<Element, Config::kBlockQ, Config::kHeadDim>(dk, d_scores, layout.q_ring().stage(step.at));
   start_dkdv_d_probs<Config>(d_probs, layout, step.next());
   ptx::wgmma_wait<1>();
+  ptx::sync_warp();  // every lane has read its delta
   if (speaks) layout.q_ring().release(step.at);
   ptx::wgmma_wait<0>();
   ptx::wgmma_touch(dk);

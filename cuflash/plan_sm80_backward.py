@@ -31,6 +31,7 @@ ALIGNMENT = 256  # bytes between the parts of the workspace
 MAIN = "BackwardParams<Config::Mask, Config::Score>"
 STRUCTS = {"backward_prepare": "PrepareParams", "backward_finish": "FinishParams"}
 Struct = np.dtype[Any]
+Fields = tuple[tuple[str, Any], ...]
 
 
 def backward(problem: Problem, device: Device) -> Plan:
@@ -102,15 +103,7 @@ class _Backward:
         return copy_bytes((problem.q, problem.k, problem.v, problem.d_out), problem.dtype.itemsize)
 
     def _launch(
-        self,
-        kernel: str,
-        params: str,
-        dtype: np.dtype[Any],
-        grid: int,
-        warps: int,
-        shared: int,
-        fields: Any,
-        values: Any,
+        self, kernel: str, dtype: Struct, grid: int, warps: int, shared: int, fields: Fields, values: dict[str, Any]
     ) -> Launch:
         problem = self.problem
         featured = "mask" in (dtype.fields or {})

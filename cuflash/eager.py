@@ -39,6 +39,9 @@ class Backend(Protocol):
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
         """A fresh C-contiguous array on the device of ``like``."""
 
+    def workspace(self, plan: Plan, like: Any) -> Any:
+        """Scratch memory for one run of the plan; zeros if ``plan.zeroed``."""
+
     def contiguous(self, array: Any) -> Any:
         """The array itself if C-contiguous, else a copy."""
 
@@ -118,8 +121,7 @@ class Eager:
 
     def _run(self, plan: Plan, operands: dict[str, Any]) -> None:
         if plan.workspace_bytes:
-            elements = -(-plan.workspace_bytes // 4)
-            operands["workspace"] = self.backend.empty((elements,), "float32", operands["q"])
+            operands["workspace"] = self.backend.workspace(plan, operands["q"])
         self.backend.run(plan, operands)
 
     def _check_out(self, out: Any, inputs: dict[str, Any]) -> None:

@@ -42,6 +42,10 @@ class NumpyBackend:
         array.view(np.uint8).fill(0xFF) if array.size else None
         return array
 
+    def workspace(self, plan: Plan, like: Any) -> Any:
+        words = -(-plan.workspace_bytes // 4)
+        return np.zeros(words, np.float32) if plan.zeroed else self.empty((words,), "float32", like)
+
     def contiguous(self, array: Any) -> Any:
         return np.ascontiguousarray(array)
 

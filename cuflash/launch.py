@@ -22,6 +22,7 @@ from cuflash.tensormap import encode
 
 __all__ = ["CupyBackend", "device_of", "eager", "execute"]
 
+_zeros: dict[tuple[int, int, tuple[int]], Any] = {}
 _ADDRESS = struct.Struct("<Q")
 _prepared: dict[tuple[int, int], tuple[Plan, tuple[Callable[[Mapping[str, int]], None], ...]]] = {}
 
@@ -92,6 +93,20 @@ class CupyBackend:
             with cupy.cuda.Device(like.data.device_id):
                 return cupy.empty(shape, DTYPES[dtype].numpy)
         return cupy.empty(shape, _NUMPY[dtype])
+
+    def workspace(self, plan: Plan, like: Any) -> Any:
+        words = (-(-plan.workspace_bytes // 4),)
+        if not plan.zeroed:
+            return self.empty(words, "float32", like)
+        with cupy.cuda.Device(like.data.device_id):
+            stream = cupy.cuda.get_current_stream().ptr
+            if cupy.cuda.runtime.streamIsCapturing(stream):
+                return cupy.zeros(words, np.float32)  # a graph may be replayed beside anything: memory of its own
+            # Runs on one stream follow each other and leave zeros behind, so they can share.
+            key = (like.data.device_id, stream, words)
+            if key not in _zeros:
+                _zeros[key] = cupy.zeros(words, np.float32)
+            return _zeros[key]
 
     def contiguous(self, array: Any) -> Any:
         return array if array.flags.c_contiguous else cupy.ascontiguousarray(array)

@@ -81,6 +81,11 @@ class Plan:
     reasons: tuple[str, ...] = field(default=(), compare=False)
 
     @property
+    def zeroed(self) -> bool:
+        """Whether the workspace must hold zeros when the first launch starts; it does again when the last one ends."""
+        return any(launch.zeroed for launch in self.launches)
+
+    @property
     def flops(self) -> int:
         """Multiplications and additions of the visible pairs, by the field's convention (backward: 5 products to 2)."""
         problem = self.problem

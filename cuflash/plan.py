@@ -114,15 +114,15 @@ def backward_plan(problem: Problem, device: Device) -> Plan:
 
 
 def _forward_planners() -> Mapping[str, Planner]:
-    from cuflash import plan_sm80
+    from cuflash import plan_sm80, plan_sm90
 
-    return {"sm80": plan_sm80.forward}
+    return {"sm90": plan_sm90.forward, "sm80": plan_sm80.forward}
 
 
 def _backward_planners() -> Mapping[str, Planner]:
-    from cuflash import plan_sm80_backward
+    from cuflash import plan_sm80_backward, plan_sm90_backward
 
-    return {"sm80": plan_sm80_backward.backward}
+    return {"sm90": plan_sm90_backward.backward, "sm80": plan_sm80_backward.backward}
 
 
 def _first_that_fits(planners: Mapping[str, Planner], problem: Problem, device: Device) -> Plan:

@@ -48,7 +48,9 @@ class Variant:
     def symbol(self) -> str:
         """Readable name, seen by profilers; the same for variants that differ in tiles only."""
         sizes = dict(self.fields)
-        dims = "".join(f"_{key}{sizes[name]}" for key, name in (("d", "kHeadDim"), ("v", "kHeadDimV")) if name in sizes)
+        head_dim, head_dim_v = sizes.get("kHeadDim"), sizes.get("kHeadDimV")
+        dims = f"_d{head_dim}" if head_dim else ""
+        dims += f"_v{head_dim_v}" if head_dim_v and head_dim_v != head_dim else ""
         parts = (self.kernel, self.dtype.short + dims, self.mask.header, self.score.short)
         return "_".join(part for part in parts if part)
 

@@ -19,21 +19,22 @@ class Architecture:
     target: str  # what NVRTC is told; the "a" of sm_90a unlocks wgmma and setmaxnreg
     shared_limit: int  # bytes of dynamic shared memory one block may ask for
     shared_per_sm: int  # bytes shared by the blocks of one multiprocessor
+    reduce_width: int  # floats that one reduction into global memory adds: vectors of four exist since 9.0
     families: tuple[str, ...]
 
 
 ARCHITECTURES = {
     row.capability: row
     for row in (
-        Architecture((8, 0), "sm_80", 163 * KIB, 164 * KIB, ("sm80",)),
-        Architecture((8, 6), "sm_86", 99 * KIB, 100 * KIB, ("sm80",)),
-        Architecture((8, 7), "sm_87", 163 * KIB, 164 * KIB, ("sm80",)),
-        Architecture((8, 9), "sm_89", 99 * KIB, 100 * KIB, ("sm80",)),
-        Architecture((9, 0), "sm_90a", 227 * KIB, 228 * KIB, ("sm90", "sm80")),
-        Architecture((10, 0), "sm_100", 227 * KIB, 228 * KIB, ("sm80",)),
-        Architecture((10, 3), "sm_103", 227 * KIB, 228 * KIB, ("sm80",)),
-        Architecture((12, 0), "sm_120", 99 * KIB, 100 * KIB, ("sm80",)),
-        Architecture((12, 1), "sm_121", 99 * KIB, 100 * KIB, ("sm80",)),
+        Architecture((8, 0), "sm_80", 163 * KIB, 164 * KIB, 1, ("sm80",)),
+        Architecture((8, 6), "sm_86", 99 * KIB, 100 * KIB, 1, ("sm80",)),
+        Architecture((8, 7), "sm_87", 163 * KIB, 164 * KIB, 1, ("sm80",)),
+        Architecture((8, 9), "sm_89", 99 * KIB, 100 * KIB, 1, ("sm80",)),
+        Architecture((9, 0), "sm_90a", 227 * KIB, 228 * KIB, 4, ("sm90", "sm80")),
+        Architecture((10, 0), "sm_100", 227 * KIB, 228 * KIB, 4, ("sm80",)),
+        Architecture((10, 3), "sm_103", 227 * KIB, 228 * KIB, 4, ("sm80",)),
+        Architecture((12, 0), "sm_120", 99 * KIB, 100 * KIB, 4, ("sm80",)),
+        Architecture((12, 1), "sm_121", 99 * KIB, 100 * KIB, 4, ("sm80",)),
     )
 }
 
@@ -73,4 +74,4 @@ def architecture_of(capability: tuple[int, int]) -> Architecture:
     if major < 8:
         rule = "is older than 8.0, the first with the instructions that the kernels use"
         raise UnsupportedError("compute capability", f"{major}.{minor}", rule, "run on the emulator instead")
-    return Architecture(capability, f"sm_{major}{minor}", 99 * KIB, 100 * KIB, ("sm80",))
+    return Architecture(capability, f"sm_{major}{minor}", 99 * KIB, 100 * KIB, 1, ("sm80",))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cuflash.access import copy_bytes, store_bytes
-from cuflash.architectures import Device
+from cuflash.architectures import Device, architecture_of
 from cuflash.masks import Full
 from cuflash.params import FINISH, PREPARE, backward_params, pack, pointer_offsets
 from cuflash.plan import Launch, Output, Plan, Pointer
@@ -53,8 +53,7 @@ class _Backward:
         self.heads = problem.batch * problem.num_q_heads
         self.stat_rows = padded(problem.seqlen_q, math.lcm(tile.block_q, self.dq_row.tile.block_q))
         self.accumulates = not problem.deterministic
-        # Vector reductions exist since sm_90; before it the accumulator is laid out for scalar ones.
-        self.reduce_width = 4 if device.capability >= (9, 0) else 1
+        self.reduce_width = architecture_of(device.capability).reduce_width
         self.offsets, self.workspace_bytes = self._workspace()
         names = ("q", "k", "v")
         self.dq, self.dk, self.dv = (spec_of_contiguous(getattr(problem, n).shape, problem.dtype.name) for n in names)

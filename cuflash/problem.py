@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,39 +12,13 @@ from cuflash.dtypes import DTYPES, DType, dtype_of
 from cuflash.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from cuflash.masks import Mask, mask_from_keywords, shift_of
 from cuflash.scores import Score, score_from_keywords
+from cuflash.specs import ArraySpec, Keywords, spec_of_contiguous
 
 __all__ = ["ArraySpec", "Keywords", "Problem", "spec_of_contiguous"]
 
 MAX_HEAD_DIM = 256  # elements; the widest tile of the tables
 CONTRACT_HEAD_DIM = 512  # elements; anything above is a mistake rather than a wish
 MAX_SEQLEN = 2**30  # rows; positions are 32-bit and a window bound is added to them
-
-
-class ArraySpec(NamedTuple):
-    """What a plan needs to know of an array: shape, strides in elements, dtype name, alignment of its address."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: str
-    alignment: int = 16  # bytes; the largest power of two up to 16 that divides the address
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
-
-
-class Keywords(NamedTuple):
-    """The options of a call as the caller wrote them; hashable, so that a plan can be cached by them."""
-
-    scale: float | None = None
-    causal: bool = False
-    window: tuple[int | None, int | None] | None = None
-    softcap: float | None = None
-    mask: Mask | None = None
-    score: Score | None = None
-    align: str | int = "bottom-right"
-    deterministic: bool = False
-    batch_invariant: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,15 +140,6 @@ class Problem:
         fields = {name: getattr(base, name) for name in base.__dataclass_fields__}
         fields.update(out=out, d_out=d_out, has_d_lse=d_lse is not None)
         return cls(**fields)
-
-
-def spec_of_contiguous(shape: tuple[int, ...], dtype: str) -> ArraySpec:
-    """The spec of a fresh C-contiguous array, aligned as every allocator aligns."""
-    strides, step = [], 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(extent, 1)
-    return ArraySpec(shape, tuple(reversed(strides)), dtype, 16)
 
 
 def _check_arrays(q: ArraySpec, k: ArraySpec, v: ArraySpec) -> DType:

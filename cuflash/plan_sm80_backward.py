@@ -68,7 +68,7 @@ class _Backward:
         for name, nbytes in parts.items():
             offsets[name] = end
             end += padded(nbytes, ALIGNMENT)
-        return offsets, end
+        return offsets, max(end, ALIGNMENT)  # without queries nothing is kept, yet the pointers must point somewhere
 
     def plan(self) -> Plan:
         problem = self.problem

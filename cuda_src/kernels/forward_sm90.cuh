@@ -20,10 +20,9 @@ CUFLASH_DEVICE void forward_sm90_consume(const typename ForwardSm90<Config>::Par
   ForwardSm90Consumer<Config> consumer{params, shared, warp / 4, is_speaker, {}, {}, {}};
   // The last warpgroup hands the first turn to the first one.
   if (consumer.warpgroup == F::kWarpgroups - 1) consumer.give_turn_to(0);
-  typename F::Board::Position at;
 #pragma unroll 1
-  while (true) {
-    const WorkItem work = shared.board.read(at);
+  for (uint32_t number = 0;; ++number) {
+    const WorkItem work = shared.board.read(number);
     if (work.kind == kWorkEnd) break;
     bool refused = false;
     if (work.kind == kWorkRedo) {
@@ -32,8 +31,7 @@ CUFLASH_DEVICE void forward_sm90_consume(const typename ForwardSm90<Config>::Par
       refused = consumer.run_tile(work);
     }
     ptx::sync_warp();
-    if (ptx::lane_index() == 0) shared.board.judge(at, warp, refused);
-    at.advance();
+    if (ptx::lane_index() == 0) shared.board.judge(number, warp, refused);
   }
 }
 
@@ -51,7 +49,7 @@ CUFLASH_DEVICE void forward_sm90(const typename ForwardSm90<Config>::Params& par
   ptx::sync_cta();  // the barriers are set up
   if (ptx::warp_index() < 4) {
     ptx::setmaxnreg_dec<F::kProducerRegisters>();
-    if (ptx::thread_index() == 0) ForwardSm90Producer<Config>{params, shared, {}, {}, {}, {}, {}}.run();
+    if (ptx::thread_index() == 0) ForwardSm90Producer<Config>(params, shared).run();
   } else {
     ptx::setmaxnreg_inc<F::kConsumerRegisters>();
     forward_sm90_consume<Config>(params, shared);

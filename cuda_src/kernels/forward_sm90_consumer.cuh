@@ -52,7 +52,7 @@ struct ForwardSm90Consumer {
     release(shared.v, v_at);
     if constexpr (kBase == Base::kOptimistic) tile::scale_rows(out, rows.pending);
     q_at.advance();
-    skip_blocks(view.mine.begin - view.tile.begin);
+    if constexpr (F::Mask::kHasLowerEdge) skip_blocks(view.mine.begin - view.tile.begin);
     return view.template finish<false>(out, rows.base, rows.sum, rows.is_lost);
   }
 

@@ -13,52 +13,70 @@ struct ForwardSm90Producer {
   const typename F::Params& params;
   typename F::Shared shared;
   typename F::QRing::Position q_at;
-  typename F::KRing::Position k_at;
-  typename F::VRing::Position v_at;
-  typename F::Board::Position post_at, judged_at;
-  int pending = 0;  // tiles posted and not yet judged
+  typename F::KRing::Position kv_at;  // a block's keys and values have the same place in their rings
+  uint32_t posted = 0, judged = 0;    // numbers of the next tile to post and of the oldest without a judgement
+  int tile;                           // the next of the order; num_tiles or more when there is none
+
+  CUFLASH_DEVICE ForwardSm90Producer(const typename F::Params& params, const typename F::Shared& shared)
+      : params(params), shared(shared), tile(ptx::block_index()) {}
 
   CUFLASH_DEVICE void run() {
     ptx::prefetch_tensor_map(&params.q_map);
     ptx::prefetch_tensor_map(&params.k_map);
     ptx::prefetch_tensor_map(&params.v_map);
-    int tile = ptx::block_index();
-    // A refused tile goes out again at once, before new ones, so the board always has room for it: the slot of the
-    // tile just judged.
-    while (tile < params.num_tiles || pending > 0) {
-      if (pending == F::Board::kSlots || tile >= params.num_tiles) {
-        WorkItem work = shared.board.recall(judged_at);
-        const bool refused = shared.board.was_refused(judged_at);
-        judged_at.advance();
-        --pending;
-        work.kind = kWorkRedo;
-        if (refused) serve(work);
-      } else {
-        serve(work_of_tile(params, tile));
-        tile = next_tile<Config::kSchedule>(params, tile);
-      }
+    post(work_of_tile(params, tile));
+    for (uint32_t served = 0; served < posted; ++served) {
+      serve(shared.board.recall(served));
+      // When no tile is left, some may still come back.
+      while (posted == served + 1 && judged < posted) judge_oldest();
     }
-    shared.board.post(post_at, {0, 0, 0, kWorkEnd});
+    post({0, 0, 0, kWorkEnd});
   }
 
-  CUFLASH_DEVICE void serve(WorkItem work) {
-    shared.board.post(post_at, work);
-    post_at.advance();
-    ++pending;
+  CUFLASH_DEVICE void post(const WorkItem& work) { shared.board.post(posted++, work); }
+
+  // Loads the blocks of a tile. What comes after it is found out between the loads: the rings are full then, and the
+  // thread would only wait.
+  CUFLASH_DEVICE void serve(const WorkItem& work) {
     const BlockRange blocks = F::blocks_of_tile(params, work.q_block);
     const int kv_head = work.q_head / (params.num_q_heads / params.num_kv_heads);
+    const int looks_ahead_at = ptx::max(blocks.end - 2, blocks.begin);
+    uint32_t ticket = 0;
     for (int block = blocks.end - 1; block >= blocks.begin; --block) {
-      load<typename F::KTile>(shared.k, k_at, params.k_map, block * F::kBlockK, kv_head, work.batch);
+      load<typename F::KTile>(shared.k, kv_at, params.k_map, block * F::kBlockK, kv_head, work.batch);
       if (block == blocks.end - 1) {
         load<typename F::QTile>(shared.q, q_at, params.q_map, work.q_block * F::kBlockQ, work.q_head, work.batch);
+        q_at.advance();
+        if (work.kind == kWorkTile) ticket = draw_ticket<Config::kSchedule>(params);
       }
-      load<typename F::VTile>(shared.v, v_at, params.v_map, block * F::kBlockK, kv_head, work.batch);
+      load<typename F::VTile>(shared.v, kv_at, params.v_map, block * F::kBlockK, kv_head, work.batch);
+      kv_at.advance();
+      if (block == looks_ahead_at) look_ahead(work.kind, ticket);
     }
+  }
+
+  // A refused tile goes out again before new ones, so the board always has room for it: the slot of the tile just judged.
+  CUFLASH_DEVICE void look_ahead(int32_t kind, uint32_t ticket) {
+    if (kind == kWorkTile) tile = drawn_tile<Config::kSchedule>(params, tile, ticket);
+    if (posted - judged == F::Board::kSlots && judge_oldest()) return;
+    if (tile < params.num_tiles) post(work_of_tile(params, tile));
+  }
+
+  // Waits for the oldest tile without a judgement; posts it again if it was refused.
+  CUFLASH_DEVICE bool judge_oldest() {
+    const bool is_refused = shared.board.was_refused(judged);
+    if (is_refused) {
+      WorkItem work = shared.board.recall(judged);
+      work.kind = kWorkRedo;
+      post(work);
+    }
+    ++judged;
+    return is_refused;
   }
 
   // Rows past the end of the sequence and columns past the head dimension arrive as zeros and count as bytes.
   template <class Tile, class Ring>
-  CUFLASH_DEVICE static void load(const Ring& ring, typename Ring::Position& at, const tile::TensorMap& map, int row,
+  CUFLASH_DEVICE static void load(const Ring& ring, typename Ring::Position at, const tile::TensorMap& map, int row,
                                   int head, int batch) {
     ring.wait_empty(at);
     ring.expect(at);
@@ -67,7 +85,6 @@ struct ForwardSm90Producer {
       const uint32_t slab_smem = ring.stage(at) + slab * Tile::kSlabBytes;
       ptx::tma_load_4d(slab_smem, &map, ring.full(at), slab * tile::kSlabCols, row, head, batch);
     }
-    at.advance();
   }
 };
 

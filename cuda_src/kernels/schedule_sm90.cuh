@@ -34,70 +34,77 @@ CUFLASH_DEVICE WorkItem work_of_tile(const Params& params, int tile) {
   return {params.num_q_blocks - 1 - within / heads, head % params.num_q_heads, head / params.num_q_heads, kWorkTile};
 }
 
+// The ticket for the next tile, drawn while the current one is still being loaded: a trip to the counter takes as long as
+// loading a block. Only drawn_tile looks at it, so that nothing waits for it in between.
+template <Schedule kSchedule, class Params>
+CUFLASH_DEVICE uint32_t draw_ticket(const Params& params) {
+  if constexpr (kSchedule == Schedule::kDynamic) return ptx::atomic_add(params.counter, 1u);
+  return 0;
+}
+
 // The tile after this one; num_tiles or more when there is none. The grid has at most num_tiles blocks.
 template <Schedule kSchedule, class Params>
-CUFLASH_DEVICE int next_tile(const Params& params, int tile) {
+CUFLASH_DEVICE int drawn_tile(const Params& params, int tile, uint32_t ticket) {
   const int blocks = ptx::grid_size();
   if constexpr (kSchedule == Schedule::kOneTile) return params.num_tiles;
   if constexpr (kSchedule == Schedule::kStatic) return tile + blocks;
-  // Every block began with the tile of its own index, so num_tiles fetches are made in all, the last of each block in
-  // vain. Whoever makes the last one puts the counter back to zero for the next launch.
-  const int next = blocks + static_cast<int>(ptx::atomic_add(params.counter, 1u));
-  if (next == params.num_tiles + blocks - 1) ptx::store_global(params.counter, 0u);
-  return next;
+  // Every block began with the tile of its own index, so num_tiles tickets are drawn in all, the last of each block in
+  // vain. Whoever draws the last one puts the counter back to zero for the next launch.
+  if (ticket == static_cast<uint32_t>(params.num_tiles) - 1) ptx::store_global(params.counter, 0u);
+  return blocks + static_cast<int>(ticket);
 }
 
-// Slots in a ring. A slot is done when every consumer warp has written its verdict on the tile; only then is it used
-// again, so no warp can fall behind by a round and at most kSlots tiles wait for judgement.
+// Slots in a ring; tiles are numbered as they are posted. A slot is used again only when every consumer warp has written
+// its verdict on the tile before, so no warp can fall behind by a round and at most kSlots tiles wait for judgement.
 template <int kWarps>
 struct WorkBoard {
-  static constexpr int kSlots = 4;
+  static constexpr uint32_t kSlots = 4;
   static constexpr int kItemBytes = sizeof(WorkItem);
   static constexpr int kVerdictBytes = kWarps * 4;
   static constexpr int kBytes = kSlots * (kItemBytes + kVerdictBytes + 2 * tile::kBarrierBytes);
-  using Position = tile::RingPosition<kSlots>;
 
   uint32_t base;
 
-  CUFLASH_DEVICE uint32_t item(Position at) const { return base + at.stage * kItemBytes; }
-  CUFLASH_DEVICE uint32_t verdict(Position at, int warp) const {
-    return base + kSlots * kItemBytes + at.stage * kVerdictBytes + warp * 4;
+  CUFLASH_DEVICE uint32_t item(uint32_t number) const { return base + number % kSlots * kItemBytes; }
+  CUFLASH_DEVICE uint32_t verdict(uint32_t number, int warp) const {
+    return base + kSlots * kItemBytes + number % kSlots * kVerdictBytes + warp * 4;
   }
-  CUFLASH_DEVICE uint32_t posted(Position at) const {
-    return base + kSlots * (kItemBytes + kVerdictBytes) + at.stage * tile::kBarrierBytes;
+  CUFLASH_DEVICE uint32_t posted(uint32_t number) const {
+    return base + kSlots * (kItemBytes + kVerdictBytes) + number % kSlots * tile::kBarrierBytes;
   }
-  CUFLASH_DEVICE uint32_t done(Position at) const { return posted(at) + kSlots * tile::kBarrierBytes; }
+  CUFLASH_DEVICE uint32_t done(uint32_t number) const { return posted(number) + kSlots * tile::kBarrierBytes; }
+  CUFLASH_DEVICE static uint32_t parity(uint32_t number) { return number / kSlots % 2; }
 
   CUFLASH_DEVICE void init() const {
-    for (Position at; at.round == 0; at.advance()) {
-      ptx::mbarrier_init(posted(at), 1);
-      ptx::mbarrier_init(done(at), kWarps);
+    for (uint32_t slot = 0; slot < kSlots; ++slot) {
+      ptx::mbarrier_init(posted(slot), 1);
+      ptx::mbarrier_init(done(slot), kWarps);
     }
   }
 
   // Producer side.
-  CUFLASH_DEVICE void post(Position at, WorkItem work) const {
-    ptx::store_shared(item(at), work);
-    ptx::mbarrier_arrive(posted(at));
+  CUFLASH_DEVICE void post(uint32_t number, const WorkItem& work) const {
+    ptx::store_shared(item(number), work);
+    ptx::mbarrier_arrive(posted(number));
   }
-  // Waits until the slot's tile is finished; whether a warp could not vouch for it.
-  CUFLASH_DEVICE bool was_refused(Position at) const {
-    ptx::mbarrier_wait(done(at), at.round);
+  // Waits until the tile is finished; whether a warp could not vouch for it.
+  CUFLASH_DEVICE bool was_refused(uint32_t number) const {
+    ptx::mbarrier_wait(done(number), parity(number));
     uint32_t refusals = 0;
-    for (int warp = 0; warp < kWarps; ++warp) refusals |= ptx::load_shared<uint32_t>(verdict(at, warp));
+    for (int warp = 0; warp < kWarps; ++warp) refusals |= ptx::load_shared<uint32_t>(verdict(number, warp));
     return refusals != 0;
   }
-  CUFLASH_DEVICE WorkItem recall(Position at) const { return ptx::load_shared<WorkItem>(item(at)); }
+  CUFLASH_DEVICE WorkItem recall(uint32_t number) const { return ptx::load_shared<WorkItem>(item(number)); }
 
   // Consumer side.
-  CUFLASH_DEVICE WorkItem read(Position at) const {
-    ptx::mbarrier_wait(posted(at), at.round);
-    return ptx::load_shared<WorkItem>(item(at));
+  CUFLASH_DEVICE WorkItem read(uint32_t number) const {
+    ptx::mbarrier_wait(posted(number), parity(number));
+    return ptx::load_shared<WorkItem>(item(number));
   }
   // By one lane of each warp, after the whole warp has finished the tile.
-  CUFLASH_DEVICE void judge(Position at, int warp, bool refused) const {
-    ptx::store_shared(verdict(at, warp), static_cast<uint32_t>(refused));
-    ptx::mbarrier_arrive(done(at));
+  CUFLASH_DEVICE void judge(uint32_t number, int warp, bool refused) const {
+    ptx::store_shared(verdict(number, warp), static_cast<uint32_t>(refused));
+    ptx::mbarrier_arrive(done(number));
   }
 };
 

@@ -44,7 +44,7 @@ struct BackwardLayout {
   static_assert(kRowTiles * 16 * kWarpsK == kBlockK, "a warp owns whole tiles of 16 keys");
   static_assert(kWarpsD == 1 || kWarpsD == 2 || kWarpsD == 4, "warps take turns over columns in powers of two");
   static_assert(kPartQ % 16 == 0 && kParts * kPartQ * kScoreWarps == kBlockQ, "queries come in whole tiles");
-  static_assert((kPartQ & (kPartQ - 1)) == 0, "parts start at powers of two, so that the swizzle stays an exclusive or");
+  static_assert((kPartQ & (kPartQ - 1)) == 0, "parts start at powers of two: the swizzle stays an exclusive or");
   static_assert(Config::kHeadDim % (16 * kWarpsD) == 0 && Config::kHeadDimV % (16 * kWarpsD) == 0,
                 "each warp owns as many tiles of 16 head dims");
   static_assert(Config::kStages == 1 || Config::kStages == 2, "one buffer each for q and d_out, or two");

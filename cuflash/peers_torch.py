@@ -64,6 +64,11 @@ class TorchSDPA(TorchPeer):
     def __init__(self, name: str, backend: str) -> None:
         self.name, self.backend = name, backend
 
+    def version(self) -> str:
+        import torch
+
+        return f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
+
     def attend(self, q: Any, k: Any, v: Any, shape: Shape) -> Any:
         import torch.nn.functional as functional
         from torch.nn.attention import SDPBackend, sdpa_kernel

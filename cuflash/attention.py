@@ -34,7 +34,7 @@ def flash_attention(
     mask: Any = None,
     score: Any = None,
     dropout: Any = None,
-    align: str = "bottom-right",
+    align: str | int = "bottom-right",
     deterministic: bool = False,
     batch_invariant: bool = False,
     return_lse: bool = False,
@@ -47,7 +47,8 @@ def flash_attention(
             num_q_heads is a multiple of num_kv_heads; query head h reads key head h // (num_q_heads / num_kv_heads).
         scale: factor on q k^T; None means 1/sqrt(head_dim).
         causal: row i sees key j when j <= i + seqlen_k - seqlen_q (``align="bottom-right"``) or j <= i ("top-left").
-            With more queries than keys the first rows of the default alignment see nothing.
+            With more queries than keys the first rows of the default alignment see nothing. An integer ``align`` is
+            the key position of query 0: j <= i + align.
         window: (left, right), inclusive, None = open: j from i + shift - left to i + shift + right.
         softcap: cap of softcap * tanh(score / softcap), after the scale and before everything else; None or 0 is off.
         alibi_slopes: float32 [num_q_heads] or [batch, num_q_heads]; score - slope * |i + shift - j|.
@@ -91,7 +92,7 @@ def flash_attention_backward(
     mask: Any = None,
     score: Any = None,
     dropout: Any = None,
-    align: str = "bottom-right",
+    align: str | int = "bottom-right",
     deterministic: bool = False,
     batch_invariant: bool = False,
 ) -> Gradients:

@@ -34,8 +34,8 @@ def attention_chunk(
     for name, value in (("q_offset", q_offset), ("k_offset", k_offset)):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
             rule = "must be a Python int: it is part of the plan"
-            raise ArgumentTypeError(name, type(value).__name__, rule, "choose between static chunks, as lax.switch does")
-    name = dtype_of("out_dtype", out_dtype if isinstance(out_dtype, str) else getattr(out_dtype, "dtype", out_dtype)).name
+            raise ArgumentTypeError(name, type(value).__name__, rule, "choose between static chunks with lax.switch")
+    row = dtype_of("out_dtype", getattr(out_dtype, "dtype", out_dtype))  # jax.numpy's scalar types carry theirs
     out, lse = flash_attention(q, k, v, align=int(q_offset - k_offset), return_lse=True, **keywords)
     xp = array_namespace(out)
-    return xp.astype(out, getattr(xp, name, None) or dtype_of("out_dtype", name).numpy), lse
+    return xp.astype(out, getattr(xp, row.name, None) or row.numpy), lse

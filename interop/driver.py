@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cuflash.errors import CuflashError
-from cuflash.interop.words import MAP_BYTES, FlatLaunch, decode
+from cuflash.interop.words import MAP_BYTES, FlatLaunch, FlatPlan, decode
 
 __all__ = ["LaunchConfig", "PythonLauncher"]
 
@@ -49,7 +49,7 @@ def libcuda() -> ctypes.CDLL:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise CuflashError(f"libcuda.so.1 of CUDA 12 or newer is not here: {error}") from error
-    library.cuLaunchKernelEx.argtypes = [ctypes.POINTER(LaunchConfig), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    library.cuLaunchKernelEx.argtypes = [ctypes.POINTER(LaunchConfig), *[ctypes.c_void_p] * 3]
     return library
 
 
@@ -77,14 +77,18 @@ class PythonLauncher:
 
     def run_bytes(self, words: bytes, operands: Sequence[int], stream: int, device: int) -> None:
         """``run`` for words as they lie in memory."""
-        count, launches = _decoded(words)
-        if count != len(operands):
-            raise CuflashError(f"the plan names {count} operands and the call brings {len(operands)}")
+        plan = _decoded(words)
+        if plan.num_operands != len(operands):
+            raise CuflashError(f"the plan names {plan.num_operands} operands and the call brings {len(operands)}")
         if device < 0:
             ordinal = ctypes.c_int()
             self._check("cuCtxGetDevice", self.driver.cuCtxGetDevice(ctypes.byref(ordinal)))
             device = ordinal.value
-        for launch in launches:
+        if plan.cleared_words:
+            where, queue = ctypes.c_void_p(operands[-1]), ctypes.c_void_p(stream)
+            rc = self.driver.cuMemsetD32Async(where, 0, ctypes.c_size_t(plan.cleared_words), queue)
+            self._check("cuMemsetD32Async", rc)
+        for launch in plan.launches:
             handle = self._handles.get((launch.key, device))
             if handle is None:
                 raise CuflashError(
@@ -136,7 +140,7 @@ class PythonLauncher:
 
 
 @lru_cache(maxsize=1024)
-def _decoded(words: bytes) -> tuple[int, tuple[FlatLaunch, ...]]:
+def _decoded(words: bytes) -> FlatPlan:
     try:
         return decode(np.frombuffer(words, np.int64).tolist())
     except ValueError as error:

@@ -18,8 +18,8 @@ from cuflash.architectures import Device, architecture_of
 from cuflash.dtypes import DTYPES
 from cuflash.errors import ArgumentError, DeviceError
 from cuflash.interop import jax_frame
-from cuflash.interop.jax_axes import vary, varying_axes
 from cuflash.interop.driver import PythonLauncher
+from cuflash.interop.jax_axes import vary, varying_axes
 from cuflash.interop.launcher import CLauncher, launcher
 from cuflash.interop.words import encode, kernel_key, operand_names
 from cuflash.plan import Plan, backward_plan, forward_plan
@@ -87,7 +87,7 @@ def call(kind: str, problem: Problem, arrays: dict[str, Any], platform: str) -> 
     operands = [arrays[name] for name in plan.inputs]
     results = jax.ffi.ffi_call(TARGET, shapes)(*operands, plan=words)
     axes = varying_axes(operands)
-    found = {output.name: vary(x, axes) for output, x in zip(plan.outputs, results)}
+    found = {output.name: vary(x, axes) for output, x in zip(plan.outputs, results, strict=False)}
     return tuple(found[name] for name in RESULTS[kind])
 
 
@@ -139,4 +139,7 @@ def _run_on_emulator(frame: Any) -> None:
             "cuflash: this process has not traced the call; do so once (jax.eval_shape is enough)",
         )
     arrays = [jax_frame.as_numpy(buffer) for buffer in jax_frame.buffers(frame)]
-    emulator.execute(plan, dict(zip(operand_names(plan), arrays, strict=True)))
+    operands = dict(zip(operand_names(plan), arrays, strict=True))
+    if plan.zeroed:
+        operands["workspace"][:] = 0
+    emulator.execute(plan, operands)

@@ -52,9 +52,7 @@ Buffer = _struct(
     ("rank", ctypes.c_int64),
     ("dims", ctypes.POINTER(ctypes.c_int64)),
 )
-List = _struct(
-    "List", ("size", ctypes.c_int64), ("types", Pointer), ("items", ctypes.POINTER(ctypes.POINTER(Buffer)))
-)
+List = _struct("List", ("size", ctypes.c_int64), ("types", Pointer), ("items", ctypes.POINTER(ctypes.POINTER(Buffer))))
 ErrorCreate = _struct("ErrorCreate", ("message", ctypes.c_char_p), ("code", ctypes.c_int))
 StreamGet = _struct("StreamGet", ("context", Pointer), ("stream", Pointer))
 

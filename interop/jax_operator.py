@@ -25,7 +25,6 @@ from cuflash.problem import ArraySpec, Keywords, Problem, spec_of_contiguous
 
 __all__ = ["Question", "attend", "gradients", "problem_of", "spec_of"]
 
-_BACKWARD = ("d_out", "q", "k", "v", "out", "lse")
 _DIFFERENTIABLE = ("d_out", "d_lse", "q", "k", "v", "alibi_slopes")
 
 
@@ -48,9 +47,8 @@ def problem_of(kind: str, words: Keywords, arrays: dict[str, Any]) -> Problem:
         ArgumentError, ArgumentTypeError, UnsupportedError: as ``cuflash.flash_attention``.
     """
     specs = {name: spec_of(array) for name, array in arrays.items()}
-    if kind == "forward":
-        return Problem.forward(specs.pop("q"), specs.pop("k"), specs.pop("v"), words, **specs)
-    return Problem.backward(*(specs.pop(name) for name in _BACKWARD), words, **specs)
+    check = Problem.forward if kind == "forward" else Problem.backward
+    return check(keywords=words, **specs)
 
 
 # ---- derivative ------------------------------------------------------------------------------------------------------
@@ -115,7 +113,7 @@ def _gradients_forward(question: Question, *primals: Any) -> tuple[Any, Any]:
 
 
 def _gradients_backward(question: Question, primals: Any, cotangents: Any) -> tuple[Any, ...]:
-    d_out, d_lse, q, k, v, slopes, out, lse = primals
+    _, _, q, k, v, slopes, out, lse = primals
     arrays = {"q": q, "k": k, "v": v} | ({} if slopes is None else {"alibi_slopes": slopes})
     problem = problem_of("forward", question.words, arrays)
 
@@ -159,7 +157,8 @@ def _backward(question: Question, d_out: Any, d_lse: Any, *rest: Any) -> tuple[A
 def _run(kind: str, question: Question, arrays: dict[str, Any]) -> tuple[Any, ...]:
     given = {name: x for name, x in arrays.items() if x is not None}
     problem_of(kind, question.words, given)
-    found: tuple[Any, ...] = automatic(_foldable(kind, question, tuple(given)), tuple(given.values()), _axes(kind, given))
+    operator = _foldable(kind, question, tuple(given))
+    found: tuple[Any, ...] = automatic(operator, tuple(given.values()), _axes(kind, given))
     return found
 
 
@@ -190,7 +189,7 @@ def _foldable(kind: str, question: Question, names: tuple[str, ...]) -> Callable
 
 
 def _fold(array: Any, size: int, mapped: bool, batch: int, name: str) -> Any:
-    """[size, batch, ...] -> [size * batch, ...]; an array without the mapped axis is repeated, slopes [heads] are not."""
+    """[size, batch, ...] -> [size * batch, ...]; what lacks the mapped axis is repeated, slopes [heads] are kept."""
     rank = array.ndim - mapped
     if name == "alibi_slopes" and rank == 1:
         if not mapped:

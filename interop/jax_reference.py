@@ -24,7 +24,7 @@ _SMALLEST_BLOCK = 16  # rows
 
 
 def attention(problem: Problem, q: Any, k: Any, v: Any, slopes: Any = None) -> tuple[Any, Any]:
-    """``(out, lse)``: out [batch, seqlen_q, num_q_heads, head_dim_v] as q, lse [batch, num_q_heads, seqlen_q] float32."""
+    """``(out, lse)``: [batch, seqlen_q, num_q_heads, head_dim_v] as q and [batch, num_q_heads, seqlen_q] float32."""
     batch, seqlen_q, num_q_heads, _ = q.shape
     seqlen_k, num_kv_heads, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     if 0 in (batch, seqlen_q, num_q_heads, seqlen_k):

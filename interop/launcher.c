@@ -34,13 +34,17 @@ typedef int EncodeTiled(void *map, int dtype, uint32_t rank, void *address, cons
                         const uint64_t *strides, const uint32_t *box, const uint32_t *element_strides, int interleave,
                         int swizzle, int l2_promotion, int out_of_bounds);
 
+typedef int MemsetD32(void *address, unsigned value, size_t count, void *stream);
+
 static LaunchKernel *launch_kernel;
+static MemsetD32 *memset_words;
 static CurrentDevice *current_device;
 static EncodeTiled *encode_tiled;
 
 /* Replaces the driver: the tests put the CPU emulator here. */
-void cuflash_set_driver(LaunchKernel *launch, CurrentDevice *device, EncodeTiled *encode) {
+void cuflash_set_driver(LaunchKernel *launch, CurrentDevice *device, EncodeTiled *encode, MemsetD32 *memset) {
   launch_kernel = launch;
+  memset_words = memset;
   current_device = device;
   encode_tiled = encode;
 }
@@ -51,9 +55,10 @@ static int load_driver(void) {
   void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (!driver) return 1;
   current_device = (CurrentDevice *)dlsym(driver, "cuCtxGetDevice");
+  memset_words = (MemsetD32 *)dlsym(driver, "cuMemsetD32Async");
   encode_tiled = (EncodeTiled *)dlsym(driver, "cuTensorMapEncodeTiled"); /* absent before CUDA 12: used on sm_90 only */
   LaunchKernel *launch = (LaunchKernel *)dlsym(driver, "cuLaunchKernelEx");
-  if (!launch || !current_device) return 1;
+  if (!launch || !current_device || !memset_words) return 1;
   __atomic_store_n(&launch_kernel, launch, __ATOMIC_RELEASE);
   return 0;
 }
@@ -96,7 +101,7 @@ static void *find_kernel(uint64_t key, int device) {
 enum {
   kVersion = 1,
   kMaxParams = 4096,    /* bytes; the classic limit on kernel parameters */
-  kHeaderWords = 3,     /* version, operands, launches */
+  kHeaderWords = 4,     /* version, operands, launches, 32-bit words of the workspace to clear */
   kLaunchWords = 9,     /* key, grid, block, shared, cluster, overlap, param bytes, pointers, tensor maps */
   kPointerWords = 3,    /* offset, operand, byte offset */
   kMapWords = 21,       /* offset, operand, byte offset, dtype, rank, swizzle, dims[5], strides[5], box[5] */
@@ -193,6 +198,10 @@ int cuflash_run(const int64_t *words, int64_t count, void *const *operands, int6
   if (device < 0) {
     int rc = current_device(&device);
     if (rc) return fail(message, kInternal, "cuflash: cuCtxGetDevice returned %lld", rc, 0);
+  }
+  if (words[3] > 0 && num_operands > 0) { /* the workspace is the last operand */
+    int rc = memset_words(operands[num_operands - 1], 0, (size_t)words[3], stream);
+    if (rc) return fail(message, kInternal, "cuflash: cuMemsetD32Async returned %lld", rc, 0);
   }
   int64_t at = kHeaderWords;
   for (int64_t i = 0; i < words[2]; ++i) {

@@ -30,6 +30,7 @@ class TorchBackend:
 
     def __init__(self) -> None:
         self._prepared: dict[tuple[int, int], tuple[Plan, Any, tuple[str, ...]]] = {}
+        self._zeros: dict[tuple[int, int, int], Any] = {}
 
     def key(self, array: Any) -> Any:
         return (array.shape, array.stride(), array.dtype, array.data_ptr() & 15, array.device.index)
@@ -47,6 +48,19 @@ class TorchBackend:
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
         return torch.empty(shape, dtype=_TORCH[dtype], device=like.device)
+
+    def workspace(self, plan: Plan, like: Any) -> Any:
+        words = -(-plan.workspace_bytes // 4)
+        if not plan.zeroed:
+            return self.empty((words,), "float32", like)
+        stream = torch.cuda.current_stream(like.device)
+        if torch.cuda.is_current_stream_capturing():
+            return torch.zeros(words, dtype=torch.float32, device=like.device)  # a graph keeps memory of its own
+        # Runs on one stream follow each other and leave zeros behind, so they can share.
+        key = (stream.cuda_stream, like.device.index, words)
+        if key not in self._zeros:
+            self._zeros[key] = torch.zeros(words, dtype=torch.float32, device=like.device)
+        return self._zeros[key]
 
     def contiguous(self, array: Any) -> Any:
         return array.contiguous()
@@ -83,7 +97,7 @@ class TorchBackend:
                 launcher().register(kernel_key(launch.variant, target), index, kernel.kernel.ptr)
         if len(self._prepared) >= _PREPARED_LIMIT:
             self._prepared.clear()
-        entry = (plan, encode(plan, target), operand_names(plan))
+        entry = (plan, encode(plan, target, clears=False), operand_names(plan))
         self._prepared[id(plan), index] = entry
         return entry
 

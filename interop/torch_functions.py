@@ -65,16 +65,12 @@ class Gradient(torch.autograd.Function):
 def attention(*arguments: Any) -> tuple[Any, Any]:
     """``(out, lse)`` from q, k, v, slopes, options; differentiable."""
     if transforms_are_active():
-        found: tuple[Any, Any] = Attention.apply(*arguments)
-        return found
-    found = torch.ops.cuflash.forward(*arguments)
-    return found
+        return Attention.apply(*arguments)  # type: ignore[no-any-return]
+    return torch.ops.cuflash.forward(*arguments)  # type: ignore[no-any-return]
 
 
 def gradients(*arguments: Any) -> tuple[Any, Any, Any]:
     """``(dq, dk, dv)`` from d_out, q, k, v, out, lse, d_lse, slopes, options."""
     if transforms_are_active():
-        found: tuple[Any, Any, Any] = Gradient.apply(*arguments)
-        return found
-    found = torch.ops.cuflash.backward(*arguments)
-    return found
+        return Gradient.apply(*arguments)  # type: ignore[no-any-return]
+    return torch.ops.cuflash.backward(*arguments)  # type: ignore[no-any-return]

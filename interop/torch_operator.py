@@ -17,7 +17,16 @@ from cuflash.errors import ArgumentError, UnsupportedError
 from cuflash.interop.torch_backend import as_numpy, as_torch, cuda_eager, host_eager
 from cuflash.problem import Keywords
 
-__all__ = ["differentiate", "fold", "forward_into", "options_of", "refuse_second_order", "remember", "unfold", "words_of"]
+__all__ = [
+    "differentiate",
+    "fold",
+    "forward_into",
+    "options_of",
+    "refuse_second_order",
+    "remember",
+    "unfold",
+    "words_of",
+]
 
 _library = torch.library.Library("cuflash", "DEF")
 _library.define("forward(Tensor q, Tensor k, Tensor v, Tensor? alibi_slopes, str options) -> (Tensor, Tensor)")
@@ -25,7 +34,8 @@ _library.define(
     "backward(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? d_lse, "
     "Tensor? alibi_slopes, str options) -> (Tensor, Tensor, Tensor)"
 )
-_NAMES = {cls.__name__: cls for cls in (Keywords, *masks.MASKS, *scores.SCORES)} | {"__builtins__": {}}
+_CLASSES: tuple[type, ...] = (Keywords, *masks.MASKS, *scores.SCORES)
+_NAMES: dict[str, Any] = {cls.__name__: cls for cls in _CLASSES} | {"__builtins__": {}}
 _texts: dict[tuple[Any, ...], str] = {}
 _BACKWARD = ("d_out", "q", "k", "v", "out", "lse", "d_lse", "alibi_slopes")
 
@@ -151,7 +161,7 @@ def _differentiate(ctx: Any, d_out: Any, d_lse: Any) -> tuple[Any, ...]:
 
 def refuse_second_order(*_: Any) -> Any:
     """The gradient's own derivative."""
-    remedy = "cuflash.interop.jax.flash_attention has second derivatives; in torch use scaled_dot_product_attention's math"
+    remedy = "JAX's door has second derivatives; in torch use the math backend of scaled_dot_product_attention"
     raise UnsupportedError("create_graph", True, "asks for a second derivative, which torch's door lacks", remedy)
 
 

@@ -2,7 +2,7 @@
 
 Layout, all words signed and 64 bits wide:
 
-    version · operands · launches, then for each launch
+    version · operands · launches · 32-bit words of the workspace to clear first, then for each launch
         key · grid · block · shared bytes · cluster · overlap · param bytes · pointers · tensor maps
         the parameter bytes, padded to whole words
         pointer:     offset · operand · byte offset
@@ -24,7 +24,7 @@ import numpy as np
 if TYPE_CHECKING:
     from cuflash.plan import Launch, Plan, TensorMapSlot
 
-__all__ = ["VERSION", "FlatLaunch", "decode", "encode", "kernel_key", "operand_names"]
+__all__ = ["VERSION", "FlatLaunch", "FlatPlan", "decode", "encode", "kernel_key", "operand_names"]
 
 VERSION = 1
 MAP_BYTES = 128
@@ -60,10 +60,14 @@ def kernel_key(variant: Any, target: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
-def encode(plan: Plan, target: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The words of a plan whose kernels are compiled for ``target``."""
+def encode(plan: Plan, target: str, clears: bool = True) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The words of a plan whose kernels are compiled for ``target``.
+
+    ``clears`` says that a workspace which must start at zero is cleared by the launcher and not by its caller.
+    """
     names = {name: position for position, name in enumerate(operand_names(plan))}
-    words: list[int] = [VERSION, len(names), len(plan.launches)]
+    cleared = -(-plan.workspace_bytes // 4) if clears and plan.zeroed else 0
+    words: list[int] = [VERSION, len(names), len(plan.launches), cleared]
     for launch in plan.launches:
         words += _launch_words(launch, names, kernel_key(launch.variant, target))
     return np.asarray(words, np.int64)
@@ -92,21 +96,29 @@ def _map_words(slot: TensorMapSlot) -> list[int]:
     return words
 
 
-def decode(words: Sequence[int]) -> tuple[int, tuple[FlatLaunch, ...]]:
-    """Number of operands and the launches. The inverse of ``encode``, for the executors written in Python.
+class FlatPlan(NamedTuple):
+    """A plan as read back from words; the workspace is the last operand."""
+
+    num_operands: int
+    cleared_words: int
+    launches: tuple[FlatLaunch, ...]
+
+
+def decode(words: Sequence[int]) -> FlatPlan:
+    """The inverse of ``encode``, for the executors written in Python.
 
     Raises:
         ValueError: the words are of another version or cut short.
     """
-    if len(words) < 3 or words[0] != VERSION:
+    if len(words) < 4 or words[0] != VERSION:
         raise ValueError(f"plan of version {words[0] if len(words) else None} is not understood")
-    launches, at = [], 3
+    launches, at = [], 4
     for _ in range(words[2]):
         launch, at = _read_launch(words, at)
         launches.append(launch)
     if at != len(words):
         raise ValueError("the words of the plan do not end with its last launch")
-    return words[1], tuple(launches)
+    return FlatPlan(words[1], words[3], tuple(launches))
 
 
 def _read_launch(words: Sequence[int], at: int) -> tuple[FlatLaunch, int]:

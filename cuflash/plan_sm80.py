@@ -20,7 +20,7 @@ LOG2_E = math.log2(math.e)
 
 def forward(problem: Problem, device: Device) -> Plan:
     """One launch: a block per query block, query head and batch."""
-    row = choose(FORWARD, problem, device.shared_limit)
+    row = choose(FORWARD, problem, device, "forward")
     tile, itemsize = row.tile, problem.dtype.itemsize
     head_dim, head_dim_v = padded(problem.head_dim), padded(problem.head_dim_v)
     num_q_blocks = -(-problem.seqlen_q // tile.block_q)

@@ -44,8 +44,8 @@ class _Backward:
 
     def __init__(self, problem: Problem, device: Device) -> None:
         self.problem, self.device = problem, device
-        self.row = choose(BACKWARD, problem, device.shared_limit)
-        self.dq_row = choose(BACKWARD_DQ, problem, device.shared_limit)
+        self.row = choose(BACKWARD, problem, device, "backward")
+        self.dq_row = choose(BACKWARD_DQ, problem, device, "deterministic backward")
         tile: BackwardTile = self.row.tile
         self.tile = tile
         self.head_dim = padded(problem.head_dim, tile.head_dim_grain)

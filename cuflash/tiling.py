@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from cuflash.architectures import Device
 from cuflash.errors import UnsupportedError
 from cuflash.problem import Problem
 
@@ -136,7 +137,7 @@ BACKWARD_DQ = (
 )
 
 
-def choose(rows: tuple[Row[Tile], ...], problem: Problem, shared_limit: int) -> Row[Tile]:
+def choose(rows: tuple[Row[Tile], ...], problem: Problem, device: Device, operation: str) -> Row[Tile]:
     """First row that covers the problem and fits the device.
 
     Raises:
@@ -149,7 +150,12 @@ def choose(rows: tuple[Row[Tile], ...], problem: Problem, shared_limit: int) -> 
             continue
         dims = (padded(dim, row.tile.head_dim_grain) for dim in (problem.head_dim, problem.head_dim_v))
         needs.append(row.tile.shared_bytes(*dims, itemsize))
-        if needs[-1] <= shared_limit:
+        if needs[-1] <= device.shared_limit:
             return row
-    rule = f"needs {min(needs)} bytes of shared memory a block and this GPU has {shared_limit}"
-    raise UnsupportedError("head_dim", (problem.head_dim, problem.head_dim_v), rule, "use a smaller head_dim")
+    capability = ".".join(map(str, device.capability))
+    rule = (
+        f"needs {min(needs)} bytes of shared memory a block for {operation}; {device.name} "
+        f"(compute capability {capability}) has {device.shared_limit}"
+    )
+    dims = (problem.head_dim, problem.head_dim_v)
+    raise UnsupportedError("head_dim, head_dim_v", dims, rule, "use a smaller head_dim or a 16-bit dtype")

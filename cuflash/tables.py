@@ -57,12 +57,14 @@ def case_cells(result: CaseResult) -> tuple[str, ...]:
 
 
 def complaints(results: Iterable[CaseResult]) -> list[str]:
-    """Every failed case in words."""
+    """Every failed case in words; of a compiler's speech only the beginning, ``--json`` has all of it."""
     found = []
     for result in results:
         wrong = [one for one in result.deviations if not one.ok]
         told = [f"{one.name}: {one.why or f'error {one.error:.3e}, budget {one.budget:.3e}'}" for one in wrong]
-        found += [f"{result.name}: {what}" for what in ([result.failure] if result.failure else told)]
+        for what in [result.failure] if result.failure else told:
+            first, *rest = what.splitlines()
+            found += [f"{result.name}: {first}", *(f"  {line}" for line in rest[:5]), *["  …"][: len(rest) > 5]]
     return found
 
 

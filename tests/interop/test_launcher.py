@@ -1,0 +1,231 @@
+"""Both launchers over a driver that only writes down what it is told: the C one and its twin say the same."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_words import plans
+
+from cuflash.errors import CuflashError
+from cuflash.interop import launcher as launchers
+from cuflash.interop.driver import LaunchConfig, PythonLauncher
+from cuflash.interop.words import encode, kernel_key, operand_names
+from cuflash.plan import Launch, Plan, Pointer, TensorMapSlot
+
+needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler")
+LAUNCHERS = [pytest.param("c", marks=needs_compiler), "python"]
+CLUSTER, OVERLAP = 4, 6
+Launched = tuple[int, tuple[int, ...], bytes]  # handle, (grid, block, shared bytes, stream), parameters
+
+
+class WritingDriver:
+    """Entry points as the driver has them; what they are asked is kept in order."""
+
+    def __init__(self) -> None:
+        self.launched: list[Launched] = []
+        self.attributes: list[list[tuple[int, list[int]]]] = []
+        self.cleared: list[tuple[int, int, int]] = []
+        self.param_bytes: dict[int, int] = {}
+        self.device = 0
+        pointer = ctypes.c_void_p
+        self.cuLaunchKernelEx = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(LaunchConfig), *[pointer] * 3)(self._run)
+        self.cuCtxGetDevice = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))(self._current)
+        shape = (pointer, ctypes.c_int, ctypes.c_uint32, *[pointer] * 5, *[ctypes.c_int] * 4)
+        self.cuTensorMapEncodeTiled = ctypes.CFUNCTYPE(ctypes.c_int, *shape)(self._encode)
+        clear = ctypes.CFUNCTYPE(ctypes.c_int, pointer, ctypes.c_uint, ctypes.c_size_t, pointer)
+        self.cuMemsetD32Async = clear(self._clear)
+
+    def _run(self, config: Any, handle: int, arguments: int, _: Any) -> int:
+        c = config.contents
+        used = [c.attributes[i] for i in range(c.num_attributes)]
+        self.attributes.append([(a.id, list(a.value[:3])) for a in used])
+        params = ctypes.cast(arguments, ctypes.POINTER(ctypes.c_void_p))[0]
+        sizes = (c.grid[0], c.block[0], c.shared_bytes, c.stream or 0)
+        assert (c.grid[1], c.grid[2], c.block[1], c.block[2]) == (1, 1, 1, 1)
+        assert params is not None and params % 64 == 0
+        self.launched.append((handle, sizes, ctypes.string_at(params, self.param_bytes[handle])))
+        return 700 if handle == 0xBAD else 0
+
+    def _current(self, device: Any) -> int:
+        device[0] = self.device
+        return 0
+
+    def _encode(self, place: int, dtype: int, rank: int, address: int, dims: int, *rest: Any) -> int:
+        ctypes.memmove(place, np.array([dtype, rank, address, rest[-2]], np.int64).tobytes(), 32)
+        return 0
+
+    def _clear(self, address: int, value: int, count: int, stream: int) -> int:
+        self.cleared.append((address, count, stream or 0))
+        return 0
+
+
+@pytest.fixture(params=LAUNCHERS)
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Any, WritingDriver]]:
+    driver = WritingDriver()
+    if request.param == "python":
+        yield PythonLauncher(driver), driver
+        return
+    chosen = launchers.CLauncher(launchers.build())
+    set_driver = chosen.library.cuflash_set_driver
+    names = ("cuLaunchKernelEx", "cuCtxGetDevice", "cuTensorMapEncodeTiled", "cuMemsetD32Async")
+    set_driver(*(ctypes.cast(getattr(driver, name), ctypes.c_void_p) for name in names))
+    yield chosen, driver
+    set_driver(None, None, None, None)
+
+
+def register(launcher: Any, driver: WritingDriver, plan: Plan, device: int = 0) -> None:
+    for number, launch in enumerate(plan.launches):
+        handle = 0x1000 + number
+        driver.param_bytes[handle] = len(launch.params)
+        launcher.register(kernel_key(launch.variant, "sm_80"), device, handle)
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["forward", "backward"])
+def test_parameters_reach_the_driver_with_every_address_in_place(pair: Any, kind: int) -> None:
+    launcher, driver = pair
+    plan = plans()[kind]
+    register(launcher, driver, plan)
+    names = operand_names(plan)
+    addresses = [0x10000000 * (i + 1) for i in range(len(names))]
+    launcher.run(encode(plan, "sm_80"), addresses, 77, 0)
+    assert len(driver.launched) == len(plan.launches)
+    for number, (got, launch) in enumerate(zip(driver.launched, plan.launches, strict=True)):
+        wanted = bytearray(launch.params)
+        for p in launch.pointers:
+            value = addresses[names.index(p.operand)] + p.byte_offset
+            wanted[p.offset : p.offset + 8] = value.to_bytes(8, "little")
+        assert got == (0x1000 + number, (launch.grid, launch.block, launch.shared_bytes, 77), bytes(wanted))
+
+
+def test_the_current_device_chooses_the_kernel(pair: Any) -> None:
+    launcher, driver = pair
+    plan = plans()[0]
+    for device in (0, 1):
+        driver.param_bytes[0x2000 + device] = len(plan.launches[0].params)
+        launcher.register(kernel_key(plan.launches[0].variant, "sm_80"), device, 0x2000 + device)
+    operands = [0x1000] * len(operand_names(plan))
+    for device in (1, 0):
+        driver.device = device
+        launcher.run(encode(plan, "sm_80"), operands, 0, -1)
+    assert [handle for handle, _, _ in driver.launched] == [0x2001, 0x2000]
+
+
+def test_a_kernel_that_was_never_loaded_is_named(pair: Any) -> None:
+    launcher, _ = pair
+    plan = plans()[0]
+    with pytest.raises(CuflashError, match="not loaded on device 3"):
+        launcher.run(encode(plan, "sm_80"), [0] * len(operand_names(plan)), 0, 3)
+
+
+def test_the_drivers_refusal_is_reported(pair: Any) -> None:
+    launcher, driver = pair
+    plan = plans()[0]
+    driver.param_bytes[0xBAD] = len(plan.launches[0].params)
+    launcher.register(kernel_key(plan.launches[0].variant, "sm_86"), 0, 0xBAD)
+    with pytest.raises(CuflashError, match="cuLaunchKernelEx returned 700"):
+        launcher.run(encode(plan, "sm_86"), [0] * len(operand_names(plan)), 0, 0)
+
+
+@pytest.mark.parametrize("damage", [lambda w: w[:-3], lambda w: w[:5], lambda w: [9, *w[1:]]])
+def test_damaged_words_launch_nothing(pair: Any, damage: Callable[[list[int]], list[int]]) -> None:
+    launcher, driver = pair
+    plan = plans()[0]
+    register(launcher, driver, plan)
+    words = np.array(damage(encode(plan, "sm_80").tolist()), np.int64)
+    with pytest.raises(CuflashError):
+        launcher.run(words, [0] * len(operand_names(plan)), 0, 0)
+    assert not driver.launched
+
+
+def test_tensor_maps_are_encoded_where_the_kernel_looks(pair: Any) -> None:
+    launcher, driver = pair
+    base = plans()[0]
+    slot = TensorMapSlot(64, "k", "float16", (16, 40), (128,), (16, 64), 128, byte_offset=32)
+    launch = Launch(base.launches[0].variant, 3, 128, 1024, bytes(192), (Pointer(0, "q"),), (slot,))
+    plan = Plan("forward", base.problem, base.device, (launch,), ("q", "k"), ())
+    register(launcher, driver, plan)
+    launcher.run(encode(plan, "sm_80"), [0x1000, 0x2000], 0, 0)
+    params = driver.launched[0][2]
+    assert np.frombuffer(params[64:96], np.int64).tolist() == [6, 2, 0x2020, 3]
+    assert int.from_bytes(params[:8], "little") == 0x1000
+
+
+def test_a_zeroed_workspace_is_cleared_on_the_stream_first(pair: Any) -> None:
+    launcher, driver = pair
+    base = plans()[0]
+    launch = Launch(base.launches[0].variant, 1, 128, 0, bytes(8), (), zeroed=True)
+    plan = Plan("forward", base.problem, base.device, (launch,), ("q",), (), 6)
+    register(launcher, driver, plan)
+    launcher.run(encode(plan, "sm_80"), [0x1000, 0x2000], 5, 0)
+    assert driver.cleared == [(0x2000, 2, 5)]
+
+
+@needs_compiler
+def test_structs_agree_with_the_headers_of_xla(tmp_path: Path) -> None:
+    jaxlib = pytest.importorskip("jaxlib")
+    include = Path(jaxlib.__file__).parent / "include"
+    source = Path(launchers.__file__).with_name("launcher.c")
+    pairs = {
+        "FfiExtension": ("XLA_FFI_Extension_Base", {"type": "type", "next": "next"}),
+        "FfiVersion": ("XLA_FFI_Api_Version", {"major": "major_version", "minor": "minor_version"}),
+        "FfiMetadata": ("XLA_FFI_Metadata", {"version": "api_version", "traits": "traits"}),
+        "FfiMetadataExtension": ("XLA_FFI_Metadata_Extension", {"metadata": "metadata"}),
+        "FfiBuffer": ("XLA_FFI_Buffer", {"dtype": "dtype", "data": "data"}),
+        "FfiList": ("XLA_FFI_Args", {"size": "size", "types": "types", "items": "args"}),
+        "FfiAttributes": ("XLA_FFI_Attrs", {"names": "names", "values": "attrs"}),
+        "FfiArray": ("XLA_FFI_Array", {"size": "size", "data": "data"}),
+        "FfiErrorCreate": ("XLA_FFI_Error_Create_Args", {"message": "message", "code": "errc"}),
+        "FfiStreamGet": ("XLA_FFI_Stream_Get_Args", {"context": "ctx", "stream": "stream"}),
+        "FfiApi": ("XLA_FFI_Api", {"error_create": "XLA_FFI_Error_Create", "stream_get": "XLA_FFI_Stream_Get"}),
+        "FfiCallFrame": (
+            "XLA_FFI_CallFrame",
+            {"api": "api", "context": "ctx", "arguments": "args", "results": "rets", "attributes": "attrs"},
+        ),
+    }
+    lines = [f'#include "{source}"', '#include "xla/ffi/api/c_api.h"']
+    for ours, (theirs, fields) in pairs.items():
+        lines += [
+            f'_Static_assert(offsetof({ours}, {a}) == offsetof({theirs}, {b}), "{ours}.{a}");'
+            for a, b in fields.items()
+        ]
+    program = tmp_path / "agree.c"
+    program.write_text("\n".join(lines) + "\n")
+    command = ["cc", "-std=c11", "-fsyntax-only", f"-I{include}", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_python_structs_agree_with_those_of_c() -> None:
+    frames = pytest.importorskip("cuflash.interop.jax_frame")
+    assert frames.CallFrame.arguments.offset == 40
+    assert frames.Api.stream_get.offset == 80
+    assert frames.Buffer.data.offset == 24
+    assert ctypes.sizeof(frames.StreamGet) == 32
+
+
+@needs_compiler
+def test_the_library_is_built_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUFLASH_CACHE_DIR", str(tmp_path / "cache"))
+    launchers.build.cache_clear()
+    try:
+        path = launchers.build()
+        stamp = path.stat().st_mtime_ns
+        launchers.build.cache_clear()
+        assert launchers.build() == path
+        assert path.stat().st_mtime_ns == stamp
+        assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    finally:
+        launchers.build.cache_clear()
+
+
+def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUFLASH_LAUNCHER", "rust")
+    with pytest.raises(ValueError, match="CUFLASH_LAUNCHER='rust' must be auto, c or python"):
+        launchers.launcher.__wrapped__()

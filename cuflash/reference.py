@@ -21,7 +21,9 @@ from cuflash.scores import Score, Where, score_from_keywords
 __all__ = ["attention", "attention_backward", "rounded"]
 
 
-def attention(q: Any, k: Any, v: Any, *, alibi_slopes: Any = None, precision: str | None = None, **keywords: Any) -> Any:
+def attention(
+    q: Any, k: Any, v: Any, *, alibi_slopes: Any = None, precision: str | None = None, **keywords: Any
+) -> tuple[Any, Any]:
     """``(out, lse)`` of exact attention; same keywords as ``cuflash.flash_attention``.
 
     Args:

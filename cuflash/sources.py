@@ -21,7 +21,7 @@ def source_root() -> Path:
 
 
 def closure(entry: str, *roots: Path) -> dict[str, bytes]:
-    """Every file reached by quoted includes from ``entry``, by its path as included; the first root that has it wins."""
+    """Every file reached by quoted includes from ``entry``, by its path as included; the first root with it wins."""
     found: dict[str, bytes] = {}
     pending = [entry]
     while pending:

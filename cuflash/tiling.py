@@ -64,8 +64,8 @@ class BackwardTile:
 
     @property
     def head_dim_grain(self) -> int:
-        """Each of the warps that share keys owns whole tiles of the head dims."""
-        return GRAIN * (self.warps // self.warps_k)
+        """Warps that share keys, or rows of dq, own whole tiles of the head dims each; all counts are powers of two."""
+        return GRAIN * max(self.warps // self.warps_k, self.warps // (self.block_q // GRAIN), 1)
 
     def shared_bytes(self, head_dim: int, head_dim_v: int, itemsize: int, accumulates: bool = True) -> int:
         """Shared memory of one block for padded head dims."""

@@ -56,7 +56,8 @@ def describe(name: str, array: np.ndarray[Any, Any], writable: bool) -> BufferSt
     dims = [(abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1 and s != 0]
     base += sum(s * (n - 1) for s, n in zip(array.strides, array.shape, strict=True) if s < 0)
     total = array.itemsize + sum(s * (n - 1) for s, n in dims)
-    run, outer = array.itemsize, []
+    run = array.itemsize
+    outer: list[tuple[int, int]] = []
     span = run  # bytes from the first to past the last byte of what is described so far
     for stride, extent in sorted(dims):
         if stride < span:  # rows overlap: only the whole extent can be checked

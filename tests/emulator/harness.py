@@ -10,6 +10,7 @@ import numpy as np
 from primitive_case import INPUTS_OFFSET, MAPS_OFFSET, OUTPUT_OFFSET, Case
 
 from cuflash import emulator
+from cuflash.emulator import EmulatorOptions
 from cuflash.plan import Launch, Output, Plan, Pointer, TensorMapSlot
 
 
@@ -53,5 +54,6 @@ def traced(case: Case, **options: Any) -> SimpleNamespace:
     """``out`` and the launch's statistics."""
     operands = case.operands()
     options.setdefault("race", True)
+    options.setdefault("options", EmulatorOptions(watchdog=10.0))
     statistics = emulator.execute(plan_of(case), operands, **options)
     return SimpleNamespace(out=operands["out"], statistics=statistics[0])

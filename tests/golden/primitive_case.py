@@ -11,8 +11,8 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 KERNELS = Path(__file__).resolve().parent.parent / "emulator" / "kernels"
-PARAM_BYTES = 384  # struct TestParams of kernels/parameters.cuh
-MAPS_OFFSET, INPUTS_OFFSET, OUTPUT_OFFSET, NUMBERS_OFFSET = 0, 256, 280, 288
+PARAM_BYTES = 512  # struct TestParams of kernels/parameters.cuh
+MAPS_OFFSET, INPUTS_OFFSET, OUTPUT_OFFSET, NUMBERS_OFFSET = 0, 384, 408, 416
 
 
 class Map(NamedTuple):

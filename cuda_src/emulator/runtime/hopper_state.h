@@ -42,8 +42,14 @@ struct BulkCopy {
   uint32_t shared, bytes, barrier;
   int coordinates[5];
   int thread;
-  uint32_t group;  // of stores
-  std::vector<uint32_t> clock;
+  uint32_t group;               // of stores
+  std::vector<uint32_t> clock;  // of loads: what whoever waits for them will know
+  Location at;
+};
+
+// Shared memory that a store of this thread reads until the thread has waited for its group.
+struct BulkSource {
+  uint32_t offset, bytes, group;
   Location at;
 };
 
@@ -52,7 +58,7 @@ struct WgmmaOp {
   float* d;
   uint32_t a[4];
   uint64_t desc_a, desc_b;
-  int16_t n;
+  int n;
   bool is_bfloat16, a_in_registers, accumulate, trans_a, trans_b;
   uint32_t group;
   Location at;
@@ -67,18 +73,22 @@ struct Accumulator {
 
 struct HopperThread {
   uint32_t proxy_fences = 1;
-  uint32_t bulk_group = 0;              // groups committed so far
-  uint32_t bulk_open = 0;               // copies of the group that is not committed yet
-  std::vector<uint32_t> bulk_pending;   // copies in flight of each committed group
-  std::vector<WgmmaOp> wgmma;           // [first_wgmma, end) are in flight
-  size_t first_wgmma = 0;
+  uint32_t bulk_group = 0;             // groups committed so far
+  std::vector<uint32_t> bulk_pending;  // stores in flight of each group
+  std::vector<BulkSource> bulk_sources;
+  std::vector<WgmmaOp> wgmma;  // in order of issue, without those dropped after everything had been waited for
+  size_t dropped = 0, retired = 0;  // products are numbered from the thread's first
   uint32_t wgmma_group = 0;
   std::vector<Accumulator> accumulators;
   bool wgmma_fenced = false;
+  int registers = 0;  // a thread, as setmaxnreg left it
+
+  size_t issued() const { return dropped + wgmma.size(); }
+  const WgmmaOp& product(size_t number) const { return wgmma[number - dropped]; }
 };
 
 struct Warpgroup {
-  int arrived = 0, groups = 0;
+  size_t computed = 0;  // products done so far
 };
 
 struct HopperBlock {
@@ -86,6 +96,7 @@ struct HopperBlock {
   std::vector<BulkCopy> in_flight;
   Warpgroup warpgroups[8];
   int engines = 0;
+  int free_registers = 0;
 };
 
 }  // namespace cuflash::emulator

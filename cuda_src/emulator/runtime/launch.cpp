@@ -8,6 +8,7 @@
 #include <numeric>
 #include <thread>
 
+#include "emulator/runtime/hopper.h"
 #include "emulator/runtime/state.h"
 #include "emulator/runtime/watchdog.h"
 
@@ -60,6 +61,7 @@ static void begin_block(Worker& worker, const Launch& launch, uint32_t index) {
   b.error.clear();
   b.ready_warps = 0;
   b.warp = 0;
+  b.lane = -1;
   b.random_state = (launch.options->seed + 1) * 0x9e3779b97f4a7c15ull + index * 0xd1b54a32d192ed03ull;
   b.random_state |= 1;
   for (int i = 0; i < 3; ++i) b.random();
@@ -80,20 +82,14 @@ static void begin_block(Worker& worker, const Launch& launch, uint32_t index) {
   b.hopper.in_flight.clear();
   b.hopper.engines = 0;
   for (Warpgroup& group : b.hopper.warpgroups) group = {};
+  b.hopper.free_registers = 65536 - static_cast<int>(launch.threads) * registers_at_start(launch.threads);
   for (Fiber& f : b.fibers) {
     f.wait = Wait::nothing;
     f.at = {"", 0};
     f.copies.clear();
     f.first_copy = 0;
     f.copy_group = 0;
-    HopperThread& h = f.hopper;
-    h.proxy_fences = 1;
-    h.bulk_group = h.bulk_open = h.wgmma_group = 0;
-    h.bulk_pending.clear();
-    h.wgmma.clear();
-    h.first_wgmma = 0;
-    h.accumulators.clear();
-    h.wgmma_fenced = false;
+    reset_hopper(f.hopper, launch.threads);
   }
 }
 

@@ -7,7 +7,7 @@ namespace cuflash::emulator {
 
 static int offset_of(uint32_t address) { return static_cast<int>(address - kSharedBase); }
 
-static Mbarrier* look_up(Block& b, uint32_t address) {
+Mbarrier* look_up_mbarrier(Block& b, uint32_t address) {
   for (Mbarrier& barrier : b.hopper.mbarriers) {
     if (barrier.address == address) return &barrier;
   }
@@ -15,7 +15,7 @@ static Mbarrier* look_up(Block& b, uint32_t address) {
 }
 
 Mbarrier& find_mbarrier(Block& b, int thread, uint32_t address, Location at) {
-  Mbarrier* barrier = look_up(b, address);
+  Mbarrier* barrier = look_up_mbarrier(b, address);
   if (barrier == nullptr) fail(thread, at, "mbarrier at smem%+d was never initialised", offset_of(address));
   // The object lies in shared memory: its first use must be ordered after its initialisation.
   if (b.race.enabled()) b.race.access(b, b.race.thread(thread), address - kSharedBase, 8, false, at);
@@ -36,13 +36,14 @@ static void complete_phase(Mbarrier& barrier) {
   }
 }
 
-void complete_bytes(Block&, Mbarrier& barrier, uint32_t bytes) {
+void complete_bytes(Block& b, Mbarrier& barrier, uint32_t bytes, const std::vector<uint32_t>& clock) {
+  b.race.join(barrier.arriving_clock, clock);
   barrier.bytes -= bytes;
   complete_phase(barrier);
 }
 
 std::string describe_mbarrier_wait(Block& b, uint32_t address, uint32_t parity, Location at) {
-  const Mbarrier& m = *look_up(b, address);
+  const Mbarrier& m = *look_up_mbarrier(b, address);
   char text[240];
   snprintf(text, sizeof text,
            "wait at %s:%d on mbarrier smem%+d for parity %u (in phase %u, %d of %d arrivals and %lld bytes missing)",
@@ -55,7 +56,7 @@ void mbarrier_init(uint32_t address, uint32_t arrivals, Location at) {
   Block& b = *block;
   shared_at(b, b.current, address, 8, Access::write, at);
   if (arrivals == 0 || arrivals > 1048575) fail(b.current, at, "mbarrier for %u arrivals", arrivals);
-  Mbarrier* known = look_up(b, address);
+  Mbarrier* known = look_up_mbarrier(b, address);
   Mbarrier& barrier = known ? *known : b.hopper.mbarriers.emplace_back();
   barrier = Mbarrier{};
   barrier.address = address;
@@ -89,7 +90,7 @@ static bool has_completed(const Mbarrier& barrier, uint32_t parity) { return bar
 bool mbarrier_test(uint32_t address, uint32_t parity, Location at) {
   Block& b = *block;
   if (has_completed(find_mbarrier(b, b.current, address, at), parity)) {
-    b.race.acquire(look_up(b, address)->completed_clock, b.current);
+    b.race.acquire(look_up_mbarrier(b, address)->completed_clock, b.current);
     return true;
   }
   yield();  // a loop of tests must let others run
@@ -105,7 +106,7 @@ void mbarrier_wait(uint32_t address, uint32_t parity, Location at) {
     const uint64_t before = barrier->completions;
     barrier->waiting[thread / 32] |= 1u << thread % 32;
     suspend(Wait::mbarrier, "mbarrier_wait", at, address, parity);
-    barrier = look_up(b, address);  // the table may have moved
+    barrier = look_up_mbarrier(b, address);  // the table may have moved
     // On the GPU such a thread may miss its phase and wait for ever.
     if (barrier->completions != before + 1) {
       fail(thread, at, "mbarrier smem%+d completed %llu phases while this thread waited for one", offset_of(address),

@@ -33,14 +33,14 @@ Actor RaceDetector::copy_engine(int thread, int engine, const std::vector<uint32
   return {thread, threads_ + index, clocks.data(), ++engine_time_[index], thread / 32 % kWarpSlots, true};
 }
 
-Actor RaceDetector::product(int thread) const {
+Actor RaceDetector::product(int thread, size_t number) const {
   const int warpgroup = thread / 128;
   const int slot = kWarpSlots + warpgroup % (kReaderSlots - kWarpSlots);
-  return {thread, threads_ + warpgroup, clocks_of(thread), engine_time_[warpgroup], slot, true};
+  return {thread, threads_ + warpgroup, clocks_of(thread), static_cast<uint32_t>(number + 1), slot, true};
 }
 
-void RaceDetector::acquire_product(int thread) {
-  if (enabled_) clocks_of(thread)[threads_ + thread / 128] = engine_time_[thread / 128];
+void RaceDetector::acquire_products(int thread, size_t count) {
+  if (enabled_) clocks_of(thread)[threads_ + thread / 128] = static_cast<uint32_t>(count);
 }
 
 void RaceDetector::release(std::vector<uint32_t>& clock, int thread) {
@@ -62,11 +62,10 @@ std::vector<uint32_t> RaceDetector::snapshot(int thread) const {
   return {clocks_of(thread), clocks_of(thread) + width_};
 }
 
-void RaceDetector::join_engine(std::vector<uint32_t>& clock, const Actor& engine) const {
+void RaceDetector::join(std::vector<uint32_t>& clock, const std::vector<uint32_t>& other) const {
   if (!enabled_) return;
   if (clock.empty()) clock.assign(width_, 0);
-  for (int i = 0; i < width_; ++i) clock[i] = std::max(clock[i], engine.clocks[i]);
-  clock[engine.clock_index] = std::max(clock[engine.clock_index], engine.now);
+  for (int i = 0; i < width_; ++i) clock[i] = std::max(clock[i], other[i]);
 }
 
 static std::string name_of(int clock_index, int threads) {

@@ -48,10 +48,9 @@ class RaceDetector {
   Actor thread(int thread) const;
   // A copy engine that has seen what is in clocks; its time advances.
   Actor copy_engine(int thread, int engine, const std::vector<uint32_t>& clocks);
-  // A product of the warpgroup on behalf of one of its threads; advance once a product.
-  Actor product(int thread) const;
-  void advance_product(int warpgroup) { ++engine_time_[warpgroup]; }
-  void acquire_product(int thread);
+  // A product of the thread's warpgroup; its time is its number. Whoever waits for products learns how many are done.
+  Actor product(int thread, size_t number) const;
+  void acquire_products(int thread, size_t count);
 
   void access(Block& b, const Actor& actor, uint32_t offset, uint32_t bytes, bool write, Location at);
 
@@ -59,7 +58,7 @@ class RaceDetector {
   void release(std::vector<uint32_t>& clock, int thread);
   void acquire(const std::vector<uint32_t>& clock, int thread);
   std::vector<uint32_t> snapshot(int thread) const;
-  void join_engine(std::vector<uint32_t>& clock, const Actor& engine) const;
+  void join(std::vector<uint32_t>& clock, const std::vector<uint32_t>& other) const;
 
  private:
   struct Split {

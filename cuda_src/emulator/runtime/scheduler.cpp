@@ -29,12 +29,17 @@ static int pick_random(Block& b) {
   return static_cast<int>((first_set(rotated) + shift) % 32);
 }
 
+static uint32_t above(uint32_t mask, int bit) { return bit >= 31 ? 0 : bit < 0 ? mask : mask & ~((2u << bit) - 1); }
+
+// In turn: the next ready lane of this warp, then the next warp. Whoever yields thereby lets everybody else run.
 static int pick_ascending(Block& b) {
-  if (b.ready[b.warp] == 0) {
-    const uint32_t later = b.warp == 31 ? 0 : b.ready_warps & ~((2u << b.warp) - 1);
+  uint32_t lanes = above(b.ready[b.warp], b.lane);
+  if (lanes == 0) {
+    const uint32_t later = above(b.ready_warps, b.warp);
     b.warp = first_set(later != 0 ? later : b.ready_warps);
+    lanes = b.ready[b.warp];
   }
-  return first_set(b.ready[b.warp]);
+  return b.lane = first_set(lanes);
 }
 
 static int take_ready(Block& b) {

@@ -80,6 +80,7 @@ struct Block {
   ThreadSet ready = {};
   uint32_t ready_warps = 0;
   int warp = 0;  // the warp that ran last: staying in it keeps its stacks in cache
+  int lane = 0;  // and its lane, when threads run in turn
   Warp warps[kMaxWarps];
   Barrier barriers[16];
 

@@ -2,7 +2,7 @@
 #include "ptx/types.cuh"
 
 struct TestParams {
-  cuflash::ptx::TensorMap maps[2];
+  cuflash::ptx::TensorMap maps[3];
   const unsigned char* in[3];
   unsigned char* out;
   cuflash::int64_t n[12];

@@ -202,7 +202,7 @@ class _Backward:
         return group * (2 * self.stat_rows * (self.head_dim + self.head_dim_v) + 4 * self.accumulator_floats)
 
     def _fused(self, tile: FusedTile) -> Launch:
-        fields: dict[str, Constant] = {"kStages": tile.stages, "kAccumulateDq": tile.accumulates, "kEarlyDv": tile.early_dv}
+        fields: dict[str, Constant] = {"kStages": tile.stages, "kAccumulateDq": tile.accumulates}
         return self._product("backward_sm90", tile, fields, self.problem.num_kv_heads, self._query_bytes())
 
     def _dkdv(self, tile: DkdvTile) -> Launch:
@@ -210,7 +210,11 @@ class _Backward:
         return self._product("backward_sm90_dkdv", tile, fields, self.problem.num_kv_heads, self._query_bytes())
 
     def _dq(self, tile: DqTile) -> Launch:
-        fields: dict[str, Constant] = {"kKeyStages": tile.key_stages, "kValueStages": tile.value_stages}
+        fields: dict[str, Constant] = {
+            "kKeyStages": tile.key_stages,
+            "kValueStages": tile.value_stages,
+            "kTurns": tile.turns,
+        }
         key_bytes = 2 * self.problem.seqlen_k * (self.head_dim + self.head_dim_v)
         group = self.problem.num_q_heads // self.problem.num_kv_heads
         return self._product("backward_sm90_dq", tile, fields, self.problem.num_q_heads, key_bytes // group)

@@ -23,7 +23,6 @@ class FusedTile:
 
     block_q: int
     stages: int
-    early_dv: bool  # the product for dv is started before d(scores) are made
     accumulates: bool
     reason: str
 
@@ -67,6 +66,7 @@ class DqTile:
     block_k: int
     key_stages: int
     value_stages: int
+    turns: bool  # warpgroups take turns on the tensor cores; wants a third stage of keys
     reason: str
 
     block_q = 128
@@ -98,8 +98,8 @@ def fused_tile(problem: Problem, head_dim: int, head_dim_v: int) -> FusedTile | 
     plain = not problem.score.pre_scale
     windowed = problem.mask.left is not None
     if widest <= 64 and plain and not windowed:
-        return FusedTile(128, 2, False, accumulates, "128x128: most work a barrier; the registers are full")
-    return FusedTile(64, 2, False, accumulates, "64x128: scores, d(probs), dk and dv fill the registers")
+        return FusedTile(128, 2, accumulates, "128x128: most work a barrier; the registers are full")
+    return FusedTile(64, 3, accumulates, "64x128: scores, d(probs), dk and dv fill the registers")
 
 
 def dkdv_tile(head_dim: int, head_dim_v: int) -> DkdvTile:
@@ -112,14 +112,14 @@ def dkdv_tile(head_dim: int, head_dim_v: int) -> DkdvTile:
 
 def dq_tile(head_dim: int, head_dim_v: int) -> DqTile:
     """Keys a step by registers: dq, scores, d(probs) and packed d(scores) of 64 queries fit 240."""
-    widest = max(head_dim, head_dim_v)
     if head_dim <= 64:
-        block_k, reason = 128, "128 keys: whole blocks on the diagonal"
+        tile = DqTile(128, 3, 2, True, "128 keys: whole blocks on the diagonal")
     elif head_dim <= 128:
-        block_k, reason = 112, "112 keys: with 128 the registers spill and the products serialise"
+        tile = DqTile(112, 3, 2, True, "112 keys: with 128 the products serialise for lack of registers")
     elif head_dim <= 192:
-        block_k, reason = 80, "80 keys: with 96 the products serialise"
+        tile = DqTile(80, 2, 2, False, "80 keys: with 96 the products serialise for lack of registers")
     else:
-        block_k, reason = 64, "64 keys: dq alone takes 128 registers"
-    value_stages = 2 if widest <= 192 else 1
-    return DqTile(block_k, 2, value_stages, reason)
+        tile = DqTile(64, 2, 1, False, "64 keys: dq alone takes 128 registers")
+    if tile.shared_bytes(head_dim, head_dim_v) <= SHARED_LIMIT:
+        return tile
+    return DqTile(64, 2, 1, False, "64 keys and one stage of values: a wide head_dim_v fills shared memory")

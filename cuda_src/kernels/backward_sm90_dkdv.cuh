@@ -203,7 +203,7 @@ CUFLASH_DEVICE void dkdv_consume(const Params& params, const BackwardSm90DkdvLay
   tile::store_to_tensor<typename Config::Element, kBlockK, kCols>(
       sums, kMakesProbs ? 1.0f : params.grad_scale, layout.smem + (kMakesProbs ? Layout::kV : Layout::kK), row,
       kMakesProbs ? &params.dv : &params.dk, first_key + row, work.head, work.batch);
-  if (ptx::lane_index() == 0) ptx::bulk_wait<0>();  // shared memory outlives its readers
+  if (ptx::lane_index() == 0) ptx::bulk_wait_read<0>();  // shared memory outlives its readers
 }
 
 // Warp 0 copies in, warps 4 to 7 make probabilities and dv, warps 8 to 11 d(scores) and dk.

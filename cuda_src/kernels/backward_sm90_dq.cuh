@@ -1,6 +1,9 @@
 // dq on Hopper without an accumulator: a block keeps 128 queries and their d_out while the keys and values they see stream
 // past, like the forward. Each consumer warpgroup owns 64 queries and meets the other only where keys must be cleaned.
 // d(scores) are in registers what the product with the keys takes as its left operand; every sum has a fixed order.
+//
+// With Config::kTurns the warpgroups take turns at starting products, so that one multiplies while the other does its
+// pointwise part; it needs a third stage of keys. Left alone they fall into step.
 #pragma once
 #include "kernels/backward_sm90_parts.cuh"
 
@@ -65,6 +68,7 @@ CUFLASH_DEVICE void dq_produce(const Params& params, const BackwardSm90DqLayout<
                                                work.head, work.batch);
   tile::load_slabs<kBlockQ, Config::kHeadDim>(layout.smem + Layout::kQ, &params.q, layout.queries_full(), row, work.head,
                                               work.batch);
+  ptx::prefetch_tensor_map(&params.dq);
   const auto k_ring = layout.k_ring();
   const auto v_ring = layout.v_ring();
   typename Layout::KRing::Position k_at;
@@ -88,18 +92,35 @@ struct DqConsumer {
   using Layout = BackwardSm90DqLayout<Config>;
   using Element = typename Config::Element;
   const Layout& layout;
-  uint32_t own_rows;  // bytes from the start of a slab of queries
+  int warpgroup;
   typename Layout::KRing::Position k_at;
   typename Layout::VRing::Position v_at;
 
+  CUFLASH_DEVICE uint32_t own_rows() const { return warpgroup * tile::kWarpgroupRows * tile::kSlabRowBytes; }
+
+  CUFLASH_DEVICE void take_turn() const {
+    if constexpr (Config::kTurns) ptx::named_barrier_sync(kBarrierTurn + warpgroup, 2 * tile::kWarpgroupThreads);
+  }
+  CUFLASH_DEVICE void pass_turn() const {
+    if constexpr (Config::kTurns) ptx::named_barrier_arrive(kBarrierTurn + 1 - warpgroup, 2 * tile::kWarpgroupThreads);
+  }
+
+  // A turn is not spent waiting for copies.
+  CUFLASH_DEVICE void wait_before_turn() const {
+    if constexpr (Config::kTurns) {
+      layout.v_ring().wait_full(v_at);
+      layout.k_ring().wait_full(k_at);
+    }
+  }
+
   // d(probs) and scores, [64 queries, block_k], of the block at the rings' positions; values are free for reuse first.
   CUFLASH_DEVICE void start(float (&dots)[Config::kBlockK / 2], float (&d_probs)[Config::kBlockK / 2]) const {
-    layout.v_ring().wait_full(v_at);
+    if constexpr (!Config::kTurns) layout.v_ring().wait_full(v_at);
     tile::start_scores<Element, Config::kBlockQ, Config::kBlockK, Config::kHeadDimV>(
-        d_probs, layout.smem + Layout::kDOut + own_rows, layout.v_ring().stage(v_at));
-    layout.k_ring().wait_full(k_at);
+        d_probs, layout.smem + Layout::kDOut + own_rows(), layout.v_ring().stage(v_at));
+    if constexpr (!Config::kTurns) layout.k_ring().wait_full(k_at);
     tile::start_scores<Element, Config::kBlockQ, Config::kBlockK, Config::kHeadDim>(
-        dots, layout.smem + Layout::kQ + own_rows, layout.k_ring().stage(k_at));
+        dots, layout.smem + Layout::kQ + own_rows(), layout.k_ring().stage(k_at));
   }
 
   // A key that a query of the block does not see must not reach its dq, not even as zero times NaN; a query that sees it
@@ -135,13 +156,16 @@ CUFLASH_DEVICE void dq_step(const Params& params, DqConsumer<Config>& self, cons
   } else {
     differentiate<Element, false>(d_scores, dots, d_probs, delta);
   }
-  tile::start_output<Element, Config::kBlockK, Config::kHeadDim>(dq, d_scores, self.layout.k_ring().stage(self.k_at));
   const auto k_now = self.k_at;
   if (!is_last) {
     self.k_at.advance();
     self.v_at.advance();
   }
+  self.wait_before_turn();
+  self.take_turn();
+  tile::start_output<Element, Config::kBlockK, Config::kHeadDim>(dq, d_scores, self.layout.k_ring().stage(k_now));
   self.start(dots, d_probs);
+  self.pass_turn();
   ptx::wgmma_wait<2>();
   if (speaks) self.layout.k_ring().release(k_now);
   ptx::wgmma_wait<1>();
@@ -166,14 +190,18 @@ CUFLASH_DEVICE void dq_consume(const Params& params, const BackwardSm90DqLayout<
   const RowStats lse{tile::read(params.lse_log2 + stat), tile::read(params.lse_log2 + stat + 8)};
   const RowStats delta{tile::read(params.delta + stat), tile::read(params.delta + stat + 8)};
   const typename Config::Score::Head score_head = Config::Score::head(params.score, work.head, work.batch);
-  DqConsumer<Config> self{layout, static_cast<uint32_t>(warpgroup * tile::kWarpgroupRows * tile::kSlabRowBytes), {}, {}};
+  DqConsumer<Config> self{layout, warpgroup, {}, {}};
   float dots[kBlockK / 2], d_probs[kBlockK / 2], dq[Config::kHeadDim / 2];
 #pragma unroll
   for (int i = 0; i < Config::kHeadDim / 2; ++i) dq[i] = 0.0f;
 
   ptx::mbarrier_wait(layout.queries_full(), 0);
   if (!blocks.is_empty()) {
+    if (warpgroup == 1) self.pass_turn();  // warpgroup 0 begins
+    self.wait_before_turn();
+    self.take_turn();
     self.start(dots, d_probs);
+    self.pass_turn();
     ptx::wgmma_wait<0>();
     if (ptx::lane_index() == 0) layout.v_ring().release(self.v_at);
   }
@@ -188,12 +216,14 @@ CUFLASH_DEVICE void dq_consume(const Params& params, const BackwardSm90DqLayout<
     dq_step<Config>(params, self, score_head, place, lse, delta, masked, block + 1 == blocks.end, dots, d_probs, dq);
   }
 
+  if (warpgroup == 0 && !blocks.is_empty()) self.take_turn();  // the last one was passed for nothing: no barrier is left odd
+
   // A warpgroup reads only its own rows of the queries: they become the way out without a meeting of both.
   ptx::named_barrier_sync(kBarrierDqFull + warpgroup, tile::kWarpgroupThreads);
   const int row = warpgroup * tile::kWarpgroupRows + ptx::thread_index() % 128 / 32 * 16;
   tile::store_to_tensor<typename Config::Element, kBlockQ, Config::kHeadDim>(
       dq, params.grad_scale, layout.smem + Layout::kQ, row, &params.dq, first_row + row, work.head, work.batch);
-  if (ptx::lane_index() == 0) ptx::bulk_wait<0>();  // shared memory outlives its readers
+  if (ptx::lane_index() == 0) ptx::bulk_wait_read<0>();  // shared memory outlives its readers
 }
 
 // Warp 0 copies in; warps 4 to 7 and 8 to 11 multiply.

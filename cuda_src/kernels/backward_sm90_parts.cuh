@@ -18,6 +18,7 @@ enum BackwardSm90Barrier : int {
   kBarrierDqEmpty = 4,     // that part has been read and may be overwritten
   kBarrierProbsFull = 6,   // probabilities handed from one warpgroup to the other
   kBarrierProbsEmpty = 8,  // and taken
+  kBarrierTurn = 10,       // it is this warpgroup's turn to start products
 };
 
 // One block of rows (of keys, or of queries) of one head.

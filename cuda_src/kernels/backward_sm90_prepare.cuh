@@ -25,24 +25,26 @@ CUFLASH_DEVICE float dot_of_eight(const u32x4& a, const u32x4& b) {
   return sum;
 }
 
-// Rows past seqlen_q and rows without keys (lse = -inf) get lse = +inf and delta = 0: exp2(score - inf) is 0, whatever
-// d_out holds there.
-CUFLASH_DEVICE void store_row_stats(const BackwardSm90PrepareParams& params, int batch, int head, int row, float sum) {
+// lse and its gradient for one row; -inf, as of a row without keys, past seqlen_q.
+struct RowLse {
+  float lse, gradient;
+};
+CUFLASH_DEVICE RowLse load_row_lse(const BackwardSm90PrepareParams& params, int batch, int head, int row) {
+  if (row >= params.seqlen_q) return {-kInfinity, 0.0f};
   const int64_t batch_head = static_cast<int64_t>(batch) * params.num_q_heads + head;
-  float lse_log2 = kInfinity, delta = 0.0f;
-  if (row < params.seqlen_q) {
-    const float lse = tile::read(params.lse + batch_head * params.seqlen_q + row);
-    if (lse != -kInfinity) {
-      const Strides& strides = params.d_lse_strides;
-      lse_log2 = lse * kLog2E;
-      delta = sum;
-      if (params.d_lse != nullptr) {
-        delta -= tile::read(params.d_lse + batch * strides.batch + head * strides.head + row * strides.row);
-      }
-    }
-  }
-  ptx::store_global(params.lse_log2 + batch_head * params.stat_rows + row, lse_log2);
-  ptx::store_global(params.delta + batch_head * params.stat_rows + row, delta);
+  const Strides& strides = params.d_lse_strides;
+  const int64_t place = batch * strides.batch + head * strides.head + row * strides.row;
+  return {tile::read(params.lse + batch_head * params.seqlen_q + row),
+          params.d_lse == nullptr ? 0.0f : tile::read(params.d_lse + place)};
+}
+
+// Rows without keys get lse = +inf and delta = 0: exp2(score - inf) is 0, whatever d_out holds there.
+CUFLASH_DEVICE void store_row_stats(const BackwardSm90PrepareParams& params, int batch, int head, int row,
+                                    const RowLse& row_lse, float sum) {
+  const int64_t stat = (static_cast<int64_t>(batch) * params.num_q_heads + head) * params.stat_rows + row;
+  const bool has_keys = row_lse.lse != -kInfinity;
+  ptx::store_global(params.lse_log2 + stat, has_keys ? row_lse.lse * kLog2E : kInfinity);
+  ptx::store_global(params.delta + stat, has_keys ? sum - row_lse.gradient : 0.0f);
 }
 
 // One block: Config::kBlockRows rows of one head, neighbouring blocks neighbouring heads, whose rows are neighbours in
@@ -68,6 +70,7 @@ CUFLASH_DEVICE void backward_sm90_prepare(const BackwardSm90PrepareParams& param
   const bool has_cols = col < params.head_dim_v;
 
   u32x4 out[kPasses], d_out[kPasses];
+  RowLse lse[kPasses];
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
     const int row = own_row + pass * kRowsAtOnce;
@@ -76,6 +79,7 @@ CUFLASH_DEVICE void backward_sm90_prepare(const BackwardSm90PrepareParams& param
       out[pass] = ptx::load_global<u32x4>(out_gmem + row * params.out_strides.row + col);
       d_out[pass] = ptx::load_global<u32x4>(d_out_gmem + row * params.d_out_strides.row + col);
     }
+    if (lane_in_row == 0) lse[pass] = load_row_lse(params, batch, head, row);
   }
 
   // The accumulator's zeros travel while the loads are on their way.
@@ -94,7 +98,7 @@ CUFLASH_DEVICE void backward_sm90_prepare(const BackwardSm90PrepareParams& param
     float sum = dot_of_eight<Element>(out[pass], d_out[pass]);
 #pragma unroll
     for (int mask = Config::kRowLanes / 2; mask > 0; mask /= 2) sum += ptx::shuffle_xor(sum, mask);
-    if (lane_in_row == 0 && row < params.stat_rows) store_row_stats(params, batch, head, row, sum);
+    if (lane_in_row == 0 && row < params.stat_rows) store_row_stats(params, batch, head, row, lse[pass], sum);
   }
 }
 

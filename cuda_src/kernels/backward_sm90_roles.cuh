@@ -11,7 +11,6 @@ struct BackwardSm90Layout {
   static constexpr bool kAccumulateDq = Config::kAccumulateDq;
   static_assert(kBlockK == 2 * tile::kWarpgroupRows, "two warpgroups of 64 keys");
   static_assert(kBlockQ % 16 == 0 && kBlockQ <= 128, "d(scores) are stored 16 queries at a time");
-  static_assert(!kAccumulateDq || kStages == 2, "the buffers of d(scores) follow the stages");
 
   using KTile = tile::SlabTile<kBlockK, kHeadDim>;
   using VTile = tile::SlabTile<kBlockK, kHeadDimV>;
@@ -32,13 +31,13 @@ struct BackwardSm90Layout {
   static_assert(!kAccumulateDq || kDqByRows || kDqByCols || kWholeSlabs, "a transposed part is a slab of 64 columns");
 
   static constexpr int kStatBytes = kBlockQ * 4;
-  static constexpr int kDScoreStages = kAccumulateDq ? 2 : 0;  // two, so that one barrier a step is enough
+  static constexpr int kDScoreBuffers = kAccumulateDq ? 2 : 0;  // of this step and of the one before
   static constexpr uint32_t kK = 0;
   static constexpr uint32_t kV = kK + KTile::kBytes;
   static constexpr uint32_t kQ = kV + VTile::kBytes;
   static constexpr uint32_t kDOut = kQ + kStages * QTile::kBytes;
   static constexpr uint32_t kDScores = kDOut + kStages * DOutTile::kBytes;
-  static constexpr uint32_t kDq = kDScores + kDScoreStages * DScoreTile::kBytes;
+  static constexpr uint32_t kDq = kDScores + kDScoreBuffers * DScoreTile::kBytes;
   static constexpr uint32_t kLse = kDq + (kAccumulateDq ? 2 * kDqPartFloats * 4 : 0);
   static constexpr uint32_t kDelta = kLse + kStages * kStatBytes;
   static constexpr uint32_t kBarriers = kDelta + kStages * kStatBytes;
@@ -55,7 +54,7 @@ struct BackwardSm90Layout {
   CUFLASH_DEVICE DOutRing d_out_ring() const { return {smem + kDOut, q_ring().barriers + QRing::kBarriersBytes}; }
   CUFLASH_DEVICE uint32_t lse(Position at) const { return smem + kLse + at.stage * kStatBytes; }
   CUFLASH_DEVICE uint32_t delta(Position at) const { return smem + kDelta + at.stage * kStatBytes; }
-  CUFLASH_DEVICE uint32_t d_scores(Position at) const { return smem + kDScores + at.stage * DScoreTile::kBytes; }
+  CUFLASH_DEVICE uint32_t d_scores(int buffer) const { return smem + kDScores + buffer * DScoreTile::kBytes; }
   CUFLASH_DEVICE uint32_t dq_part(int warpgroup) const { return smem + kDq + warpgroup * kDqPartFloats * 4; }
 };
 
@@ -85,7 +84,7 @@ CUFLASH_DEVICE void backward_add_dq(const Params& params, const BackwardSm90Layo
       ptx::sync_warp();
     }
   }
-  if (speaks) ptx::bulk_wait<0>();  // shared memory outlives its readers
+  if (speaks) ptx::bulk_wait_read<0>();  // shared memory outlives its readers
 }
 
 // Starts dq = d_scores k for this warpgroup's part; d_scores of both warpgroups are in shared memory.

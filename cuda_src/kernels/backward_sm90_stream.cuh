@@ -46,11 +46,15 @@ template <class Config, class Layout, class Params>
 CUFLASH_DEVICE void backward_produce(const Params& params, const Layout& layout, const HeadBlock& work) {
   const BackwardSteps steps = backward_steps<Config>(params, work);
   const int first_key = work.block * Config::kBlockK;
+  ptx::prefetch_tensor_map(&params.q);
+  ptx::prefetch_tensor_map(&params.d_out);
   ptx::mbarrier_arrive_expect_tx(layout.keys_full(), Layout::KTile::kBytes + Layout::VTile::kBytes);
   tile::load_slabs<Config::kBlockK, Config::kHeadDim>(layout.smem + Layout::kK, &params.k, layout.keys_full(), first_key,
                                                       work.head, work.batch);
   tile::load_slabs<Config::kBlockK, Config::kHeadDimV>(layout.smem + Layout::kV, &params.v, layout.keys_full(),
                                                        first_key, work.head, work.batch);
+  ptx::prefetch_tensor_map(&params.dk);
+  ptx::prefetch_tensor_map(&params.dv);
   ptx::griddepcontrol_wait();  // lse, delta and the zeroed accumulator come from the kernel before
   typename Layout::Position at;
   const auto q_ring = layout.q_ring();

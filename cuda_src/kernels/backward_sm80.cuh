@@ -163,9 +163,10 @@ struct BackwardBlock {
   // dQ += dS K into the accumulator in global memory; every block of keys adds its part.
   template <bool kCareful>
   CUFLASH_DEVICE void reduce_dq(const Step& step) const {
-    constexpr int kWarpsQ = Layout::kDqWarpsQ, kTurns = Layout::kDqWarpsD;
+    constexpr int kWarpsQ = Layout::kDqWarps.rows, kTurns = Layout::kDqWarps.cols;
     const int warp_q = static_cast<int>(ptx::warp_index()) % kWarpsQ;
     const int warp_col = static_cast<int>(ptx::warp_index()) / kWarpsQ;
+    if (kWarpsQ * kTurns < Config::kWarps && warp_col >= kTurns) return;
     tile::Accumulator<kBlockQ / 16 / kWarpsQ, Config::kHeadDim / 8 / kTurns> dq;
     dq.clear();
     tile::gemm<Element, kBlockK / kDepth>(

@@ -10,14 +10,21 @@
 
 namespace cuflash {
 
-// Warps along the rows (queries) of dq; the others take turns over its columns. Chosen so that a warp reads the fewest
-// rows and columns of the product's operands.
-constexpr int warps_along_rows(int warps, int row_tiles, int col_tiles) {
-  int best = 0;
-  for (int rows = 1; rows <= warps; rows *= 2) {
-    const int cols = warps / rows;
-    if (row_tiles % rows != 0 || col_tiles % cols != 0) continue;
-    if (best == 0 || row_tiles / rows + col_tiles / cols < row_tiles / best + col_tiles / (warps / best)) best = rows;
+// How warps share dq: `rows` along its row tiles, `cols` take turns over its column tiles; what is left over idles.
+struct WarpGrid {
+  int rows, cols;
+};
+
+// The grid with most warps at work, and of those the one whose warps read the fewest rows and columns of operands.
+// Both numbers are powers of two.
+constexpr WarpGrid dq_warps(int warps, int row_tiles, int col_tiles) {
+  WarpGrid best{1, 1};
+  for (int rows = 1; rows <= warps && row_tiles % rows == 0; rows *= 2) {
+    for (int cols = 1; cols <= warps / rows && col_tiles % cols == 0; cols *= 2) {
+      const int more = rows * cols - best.rows * best.cols;
+      const int reads = row_tiles / rows + col_tiles / cols;
+      if (more > 0 || (more == 0 && reads < row_tiles / best.rows + col_tiles / best.cols)) best = {rows, cols};
+    }
   }
   return best;
 }
@@ -49,9 +56,7 @@ struct BackwardLayout {
                 "each warp owns as many tiles of 16 head dims");
   static_assert(Config::kStages == 1 || Config::kStages == 2, "one buffer each for q and d_out, or two");
 
-  static constexpr int kDqWarpsQ = warps_along_rows(Config::kWarps, kBlockQ / 16, Config::kHeadDim / 16);
-  static_assert(kDqWarpsQ > 0, "dq divides evenly among the warps");
-  static constexpr int kDqWarpsD = Config::kWarps / kDqWarpsQ;
+  static constexpr WarpGrid kDqWarps = dq_warps(Config::kWarps, kBlockQ / 16, Config::kHeadDim / 16);
 
   using KTile = tile::SharedTile<Element, kBlockK, Config::kHeadDim>;
   using VTile = tile::SharedTile<Element, kBlockK, Config::kHeadDimV>;

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-# Read when JAX opens its CPU backend, which collecting tests does not.
+# Read when JAX opens its CPU backend, which collecting tests does not. Compiling takes most of the time: keep it cheap.
+_FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8").strip()
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}".strip()
 
 Array = np.ndarray[Any, Any]
 

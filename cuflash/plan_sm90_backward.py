@@ -201,8 +201,13 @@ class _Backward:
         group = self.problem.num_q_heads // self.problem.num_kv_heads
         return group * (2 * self.stat_rows * (self.head_dim + self.head_dim_v) + 4 * self.accumulator_floats)
 
+    @staticmethod
+    def _fused_fields(tile: FusedTile) -> dict[str, Constant]:
+        stages = {"kQueryStages": tile.query_stages, "kDOutStages": tile.d_out_stages}
+        return {**stages, "kAccumulateDq": tile.accumulates}
+
     def _fused(self, tile: FusedTile) -> Launch:
-        fields: dict[str, Constant] = {"kStages": tile.stages, "kAccumulateDq": tile.accumulates}
+        fields = self._fused_fields(tile)
         return self._product("backward_sm90", tile, fields, self.problem.num_kv_heads, self._query_bytes())
 
     def _dkdv(self, tile: DkdvTile) -> Launch:
@@ -234,8 +239,7 @@ class _Backward:
             "kThreads": FINISH_THREADS,
             "kBlockQ": tile.block_q,
             "kBlockK": tile.block_k,
-            "kStages": tile.stages,
-            "kAccumulateDq": True,
+            **self._fused_fields(tile),
             "kSharedBytes": tile.shared_bytes(self.head_dim, self.head_dim_v),
         }
         params, size = "cuflash::BackwardSm90FinishParams", FINISH_SM90.itemsize

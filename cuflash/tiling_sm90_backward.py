@@ -22,7 +22,8 @@ class FusedTile:
     """backward_sm90: 128 keys a block, two warpgroups; ``accumulates`` also makes dq."""
 
     block_q: int
-    stages: int
+    query_stages: int
+    d_out_stages: int
     accumulates: bool
     reason: str
 
@@ -35,11 +36,12 @@ class FusedTile:
 
     def shared_bytes(self, head_dim: int, head_dim_v: int) -> int:
         """Twin of BackwardSm90Layout::kBytes."""
-        stage = tile_bytes(self.block_q, head_dim) + tile_bytes(self.block_q, head_dim_v) + 2 * 4 * self.block_q
-        total = tile_bytes(self.block_k, head_dim) + tile_bytes(self.block_k, head_dim_v) + self.stages * stage
+        total = tile_bytes(self.block_k, head_dim) + tile_bytes(self.block_k, head_dim_v)
+        total += self.query_stages * (tile_bytes(self.block_q, head_dim) + 2 * 4 * self.block_q)  # with lse and delta
+        total += self.d_out_stages * tile_bytes(self.block_q, head_dim_v)
         if self.accumulates:
             total += 2 * tile_bytes(self.block_q, self.block_k) + 4 * self.block_q * self.accumulator_cols(head_dim)
-        return total + (1 + 4 * self.stages) * BARRIER
+        return total + (1 + 2 * self.query_stages + 2 * self.d_out_stages) * BARRIER
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,8 @@ def fused_tile(problem: Problem, head_dim: int, head_dim_v: int) -> FusedTile | 
     plain = not problem.score.pre_scale
     windowed = problem.mask.left is not None
     if widest <= 64 and plain and not windowed:
-        return FusedTile(128, 2, accumulates, "128x128: most work a barrier; the registers are full")
-    return FusedTile(64, 3, accumulates, "64x128: scores, d(probs), dk and dv fill the registers")
+        return FusedTile(128, 3, 2, accumulates, "128x128: most work a barrier; the registers are full")
+    return FusedTile(64, 3, 3, accumulates, "64x128: scores, d(probs), dk and dv fill the registers")
 
 
 def dkdv_tile(head_dim: int, head_dim_v: int) -> DkdvTile:

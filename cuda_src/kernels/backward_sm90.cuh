@@ -8,11 +8,11 @@
 // fixed order.
 //
 // The warpgroups take turns at starting products, so that one multiplies while the other does its pointwise part; left
-// alone they fall into step, and the tensor cores idle through every exponential. A step takes two turns: scores and
-// d(probs); then, with probabilities and d(scores) ready, dv, dk and dq. Warpgroup 1 is a turn behind:
-//   0: scores(n)  sums(n)      scores(n+1)  sums(n+1)
-//   1:            scores(n-1)* sums(n-1)*   scores(n) ...      (* as n = 0 has no step before it, an empty turn)
-// When warpgroup 0 has its turn for sums(n), d(scores) of warpgroup 1 exist up to step n - 1: its dq is one step late.
+// alone they fall into step, and the tensor cores idle through every exponential. A turn is long: dq, dv and dk of a step,
+// then scores and d(probs) of the next, each product started while the one before it runs.
+//   warpgroup 0: turn | pointwise | turn ...
+//   warpgroup 1:        turn      | pointwise ...
+// When warpgroup 0 has its turn for step n, the other's d(scores) exist up to step n - 1: its dq is one step late.
 // The turns order everything that the warpgroups share: whoever has a turn sees what the other did before its last one.
 #pragma once
 #include "kernels/backward_sm90_roles.cuh"
@@ -23,12 +23,15 @@ namespace cuflash {
 template <class Config>
 struct BackwardConsumer {
   using Layout = BackwardSm90Layout<Config>;
+  using Element = typename Config::Element;
   static constexpr int kBoth = 2 * tile::kWarpgroupThreads;
+  static constexpr int kBlockQ = Config::kBlockQ, kBlockK = Config::kBlockK;
   const Layout& layout;
   int warpgroup;
   int first_k;  // key of this thread's first accumulator
-  typename Layout::Position at;
-  int step = 0;
+  int number = 0;  // of the step whose sums come next
+  typename Layout::QRing::Position q_at;  // stages of that step
+  typename Layout::DOutRing::Position d_out_at;
 
   CUFLASH_DEVICE void take_turn() const { ptx::named_barrier_sync(kBarrierTurn + warpgroup, kBoth); }
   CUFLASH_DEVICE void pass_turn() const { ptx::named_barrier_arrive(kBarrierTurn + 1 - warpgroup, kBoth); }
@@ -44,11 +47,23 @@ struct BackwardConsumer {
     constexpr int kBytes = tile::kWarpgroupRows * tile::kSlabRowBytes;
 #pragma unroll 1
     for (int slab = 0; slab < Layout::KTile::kSlabs; ++slab) {
-      tile::clear_nonfinite<typename Config::Element, kBytes, tile::kWarpgroupThreads>(
+      tile::clear_nonfinite<Element, kBytes, tile::kWarpgroupThreads>(
           rows(layout.smem + Layout::kK + slab * Layout::KTile::kSlabBytes), ptx::thread_index() % 128);
     }
     ptx::fence_proxy_async();  // wgmma reads what the threads have written
     ptx::named_barrier_sync(kBarrierConsumers, kBoth);
+  }
+
+  // Scores, [64 keys, block_q], of the stage.
+  CUFLASH_DEVICE void start_dots(float (&dots)[kBlockQ / 2], typename Layout::QRing::Position at) const {
+    layout.q_ring().wait_full(at);
+    tile::start_scores<Element, kBlockK, kBlockQ, Config::kHeadDim>(dots, rows(layout.smem + Layout::kK),
+                                                                    layout.q_ring().stage(at));
+  }
+  CUFLASH_DEVICE void start_d_probs(float (&d_probs)[kBlockQ / 2], typename Layout::DOutRing::Position at) const {
+    layout.d_out_ring().wait_full(at);
+    tile::start_scores<Element, kBlockK, kBlockQ, Config::kHeadDimV>(d_probs, rows(layout.smem + Layout::kV),
+                                                                     layout.d_out_ring().stage(at));
   }
 
   // Hands this warpgroup's part of dq to the warp that adds it to global memory.
@@ -62,100 +77,126 @@ struct BackwardConsumer {
   }
 };
 
-// One turn: scores and d(probs). Then the pointwise part: probabilities and d(scores), packed.
+// Scores and d(probs), still being made, become probabilities and d(scores), packed, and d(scores) in shared memory.
 template <class Config, class Params>
-CUFLASH_DEVICE void backward_scores(const Params& params, const BackwardConsumer<Config>& self,
-                                    const typename Config::Score::Head& score_head, int first_row, bool masked,
-                                    uint32_t (&probs)[Config::kBlockQ / 4], uint32_t (&d_scores)[Config::kBlockQ / 4]) {
-  using Layout = BackwardSm90Layout<Config>;
+CUFLASH_DEVICE void backward_pointwise(const Params& params, const BackwardConsumer<Config>& self,
+                                       const HeadBlock& work, const BackwardStep& step,
+                                       float (&dots)[Config::kBlockQ / 2], float (&d_probs)[Config::kBlockQ / 2],
+                                       uint32_t (&probs)[Config::kBlockQ / 4],
+                                       uint32_t (&d_scores)[Config::kBlockQ / 4]) {
   using Element = typename Config::Element;
+  using Mask = typename Config::Mask;
   constexpr int kBlockQ = Config::kBlockQ, kBlockK = Config::kBlockK;
-  const Layout& layout = self.layout;
+  constexpr bool kPlain = !Config::Score::kPreScale;
+  const auto& layout = self.layout;
+  const int first_row = step.block * kBlockQ;
+  const bool masked = !all_visible<Mask>(params.mask, first_row, kBlockQ, work.block * kBlockK, kBlockK, params.seqlen_k);
   const FragmentPlace<true> place{first_row + tile::fragment_col(), self.first_k};
-  float dots[kBlockQ / 2], d_probs[kBlockQ / 2];  // [64 keys, block_q]
-
-  layout.q_ring().wait_full(self.at);
-  layout.d_out_ring().wait_full(self.at);
-  self.take_turn();
-  tile::start_scores<Element, kBlockK, kBlockQ, Config::kHeadDim>(dots, self.rows(layout.smem + Layout::kK),
-                                                                  layout.q_ring().stage(self.at));
-  tile::start_scores<Element, kBlockK, kBlockQ, Config::kHeadDimV>(d_probs, self.rows(layout.smem + Layout::kV),
-                                                                   layout.d_out_ring().stage(self.at));
-  self.pass_turn();
   ptx::wgmma_wait<1>();
   ptx::wgmma_touch(dots);
-  constexpr bool kPlain = !Config::Score::kPreScale;
   if constexpr (kPlain) {
-    exponentiate<Config>(dots, masked, params, place, ColumnStats(layout.lse(self.at)));
+    exponentiate<Config>(dots, masked, params, place, ColumnStats(layout.lse(self.q_at)));
   } else {
-    exponentiate_scores<Config>(dots, probs, masked, params, score_head, place, ColumnStats(layout.lse(self.at)));
+    const typename Config::Score::Head head = Config::Score::head(params.score, step.head, work.batch);
+    exponentiate_scores<Config>(dots, probs, masked, params, head, place, ColumnStats(layout.lse(self.q_at)));
   }
   ptx::wgmma_wait<0>();
   ptx::wgmma_touch(d_probs);
   // Where only padding is hidden, keys and values are zeros there and d(probs) are finite.
-  constexpr bool kCanHide = !Config::Mask::kUniform;
-  if (kCanHide && masked) {
-    differentiate<Element, true>(d_scores, dots, d_probs, ColumnStats(layout.delta(self.at)));
+  if (!Mask::kUniform && masked) {
+    differentiate<Element, true>(d_scores, dots, d_probs, ColumnStats(layout.delta(self.q_at)));
   } else {
-    differentiate<Element, false>(d_scores, dots, d_probs, ColumnStats(layout.delta(self.at)));
+    differentiate<Element, false>(d_scores, dots, d_probs, ColumnStats(layout.delta(self.q_at)));
   }
   // The derivatives of the plain score are the probabilities. Packed only here, they do not live beside d(probs).
   if constexpr (kPlain) tile::pack_fragment<Element>(dots, probs);
+  if constexpr (Config::kAccumulateDq) {
+    const int first_key = self.warpgroup * tile::kWarpgroupRows + ptx::thread_index() % 128 / 32 * 16;
+    tile::store_transposed<kBlockQ, kBlockK>(d_scores, layout.d_scores(self.number % 2), first_key);
+    ptx::fence_proxy_async();  // wgmma reads what the threads have written
+  }
 }
 
-// The other turn: dq (of this step, or of the one before), dv and dk.
-template <class Config>
-CUFLASH_DEVICE void backward_sums(const BackwardConsumer<Config>& self, const uint32_t (&probs)[Config::kBlockQ / 4],
-                                  const uint32_t (&d_scores)[Config::kBlockQ / 4], float (&dk)[Config::kHeadDim / 2],
-                                  float (&dv)[Config::kHeadDimV / 2]) {
+// One turn: the sums of a step and, unless it is the last, scores and d(probs) of the next.
+template <class Config, bool kIsLast>
+CUFLASH_DEVICE void backward_turn(BackwardConsumer<Config>& self, float (&dots)[Config::kBlockQ / 2],
+                                  float (&d_probs)[Config::kBlockQ / 2],
+                                  const uint32_t (&probs)[Config::kBlockQ / 4],
+                                  const uint32_t (&d_scores)[Config::kBlockQ / 4],
+                                  float (&dk)[Config::kHeadDim / 2], float (&dv)[Config::kHeadDimV / 2]) {
   using Layout = BackwardSm90Layout<Config>;
   using Element = typename Config::Element;
   constexpr int kBlockQ = Config::kBlockQ;
   const Layout& layout = self.layout;
+  const bool speaks = ptx::lane_index() == 0;
+  const auto q_now = self.q_at;
+  const auto d_out_now = self.d_out_at;
   [[maybe_unused]] float dq[Layout::kDqPartCols / 2];
-  if constexpr (Config::kAccumulateDq) {
-    const int first_key = self.warpgroup * tile::kWarpgroupRows + ptx::thread_index() % 128 / 32 * 16;
-    tile::store_transposed<kBlockQ, Config::kBlockK>(d_scores, layout.d_scores(self.step % 2), first_key);
-    ptx::fence_proxy_async();  // wgmma reads what the threads have written
-  }
   self.take_turn();
   if constexpr (Config::kAccumulateDq) {
-    // Before the first step there is nothing; the product of whatever lies there goes unread, for under a condition it
-    // would make the compiler serialise all products.
-    start_dq(dq, layout, layout.d_scores((self.step + 1 - self.warpgroup) % 2), self.warpgroup);
+    // Warpgroup 0 has nothing before its first step; the product of whatever lies there goes unread, for under a condition
+    // it would make the compiler serialise all products.
+    start_dq(dq, layout, layout.d_scores((self.number + 1 - self.warpgroup) % 2), self.warpgroup);
   }
-  tile::start_output<Element, kBlockQ, Config::kHeadDimV>(dv, probs, layout.d_out_ring().stage(self.at));
-  tile::start_output<Element, kBlockQ, Config::kHeadDim>(dk, d_scores, layout.q_ring().stage(self.at));
-  self.pass_turn();
+  tile::start_output<Element, kBlockQ, Config::kHeadDimV>(dv, probs, layout.d_out_ring().stage(d_out_now));
+  tile::start_output<Element, kBlockQ, Config::kHeadDim>(dk, d_scores, layout.q_ring().stage(q_now));
   if constexpr (Config::kAccumulateDq) {
     ptx::wgmma_wait<2>();
     ptx::wgmma_touch(dq);
-    if (self.warpgroup == 1 || self.step > 0) self.hand_over(dq);
+    if (self.warpgroup == 1 || self.number > 0) self.hand_over(dq);
   }
-  ptx::wgmma_wait<0>();
+  ++self.number;
+  self.q_at.advance();
+  self.d_out_at.advance();
+  ptx::wgmma_wait<1>();
   ptx::wgmma_touch(dv);
-  ptx::wgmma_touch(dk);
   ptx::sync_warp();  // every lane has read its lse and delta
-  if (ptx::lane_index() == 0) {
-    layout.d_out_ring().release(self.at);
-    layout.q_ring().release(self.at);
+  if (speaks) layout.d_out_ring().release(d_out_now);
+  if constexpr (kIsLast) {
+    ptx::wgmma_wait<0>();
+  } else {
+    self.start_dots(dots, self.q_at);
+    ptx::wgmma_wait<1>();
   }
+  ptx::wgmma_touch(dk);
+  if (speaks) layout.q_ring().release(q_now);
+  if constexpr (!kIsLast) self.start_d_probs(d_probs, self.d_out_at);
+  self.pass_turn();
 }
 
-// What is left when the steps are done: warpgroup 0 lets the other have its last turn and makes its last dq.
-template <class Config>
-CUFLASH_DEVICE void backward_last_turns(const BackwardConsumer<Config>& self) {
+// All steps: a turn for the first scores, then pointwise parts and turns by turns.
+template <class Config, class Params>
+CUFLASH_DEVICE void backward_steps_of(const Params& params, BackwardConsumer<Config>& self, const HeadBlock& work,
+                                      const BackwardSteps& steps, float (&dk)[Config::kHeadDim / 2],
+                                      float (&dv)[Config::kHeadDimV / 2]) {
   using Layout = BackwardSm90Layout<Config>;
-  if (self.warpgroup == 1) return;
+  const int count = steps.count();
+  float dots[Config::kBlockQ / 2], d_probs[Config::kBlockQ / 2];        // [64 keys, block_q]
+  uint32_t probs[Config::kBlockQ / 4], d_scores[Config::kBlockQ / 4];  // the same in packed pairs
+  BackwardStep step{steps.first_head, steps.first_block};
+  if (self.warpgroup == 1) self.pass_turn();  // warpgroup 0 begins
   self.take_turn();
+  self.start_dots(dots, self.q_at);
+  self.start_d_probs(d_probs, self.d_out_at);
   self.pass_turn();
-  self.take_turn();
-  if constexpr (Config::kAccumulateDq) {
-    float dq[Layout::kDqPartCols / 2];
-    start_dq(dq, self.layout, self.layout.d_scores((self.step + 1) % 2), self.warpgroup);
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_touch(dq);
-    self.hand_over(dq);
+  backward_pointwise<Config>(params, self, work, step, dots, d_probs, probs, d_scores);
+#pragma unroll 1
+  for (int i = 1; i < count; ++i) {
+    step.advance(steps);
+    backward_turn<Config, false>(self, dots, d_probs, probs, d_scores, dk, dv);
+    backward_pointwise<Config>(params, self, work, step, dots, d_probs, probs, d_scores);
+  }
+  backward_turn<Config, true>(self, dots, d_probs, probs, d_scores, dk, dv);
+
+  if (self.warpgroup == 0) {
+    self.take_turn();  // the other's last d(scores) are there
+    if constexpr (Config::kAccumulateDq) {
+      float dq[Layout::kDqPartCols / 2];
+      start_dq(dq, self.layout, self.layout.d_scores((self.number + 1) % 2), self.warpgroup);
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_touch(dq);
+      self.hand_over(dq);
+    }
   }
 }
 
@@ -164,11 +205,11 @@ CUFLASH_DEVICE void backward_consume(const Params& params, const BackwardSm90Lay
                                      const HeadBlock& work, int warpgroup) {
   using Layout = BackwardSm90Layout<Config>;
   using Element = typename Config::Element;
-  constexpr int kBlockQ = Config::kBlockQ, kBlockK = Config::kBlockK;
+  constexpr int kBlockK = Config::kBlockK;
   const BackwardSteps steps = backward_steps<Config>(params, work);
   const int first_key = work.block * kBlockK;
   const int own_key = warpgroup * tile::kWarpgroupRows;
-  BackwardConsumer<Config> self{layout, warpgroup, first_key + own_key + tile::fragment_row(), {}};
+  BackwardConsumer<Config> self{layout, warpgroup, first_key + own_key + tile::fragment_row()};
   float dk[Config::kHeadDim / 2], dv[Config::kHeadDimV / 2];
 #pragma unroll
   for (int i = 0; i < Config::kHeadDim / 2; ++i) dk[i] = 0.0f;
@@ -177,26 +218,7 @@ CUFLASH_DEVICE void backward_consume(const Params& params, const BackwardSm90Lay
 
   ptx::mbarrier_wait(layout.keys_full(), 0);
   if constexpr (Config::kAccumulateDq && !Config::Mask::kUniform) self.clear_keys();
-  if (warpgroup == 1 && steps.first_block < steps.last_block) {
-    self.pass_turn();  // warpgroup 0 begins
-    self.take_turn();  // its first turn comes before there is anything to do here
-    self.pass_turn();
-  }
-#pragma unroll 1
-  for (int head = steps.first_head; head < steps.last_head; ++head) {
-    const typename Config::Score::Head score_head = Config::Score::head(params.score, head, work.batch);
-#pragma unroll 1
-    for (int block = steps.first_block; block < steps.last_block; ++block) {
-      const bool masked = !all_visible<typename Config::Mask>(params.mask, block * kBlockQ, kBlockQ, first_key, kBlockK,
-                                                              params.seqlen_k);
-      uint32_t probs[kBlockQ / 4], d_scores[kBlockQ / 4];
-      backward_scores<Config>(params, self, score_head, block * kBlockQ, masked, probs, d_scores);
-      backward_sums<Config>(self, probs, d_scores, dk, dv);
-      ++self.step;
-      self.at.advance();
-    }
-  }
-  if (self.step > 0) backward_last_turns(self);
+  if (steps.count() > 0) backward_steps_of(params, self, work, steps, dk, dv);
 
   // Both warpgroups have read the keys for the last time: their tiles become the way out.
   ptx::named_barrier_sync(kBarrierConsumers, 2 * tile::kWarpgroupThreads);

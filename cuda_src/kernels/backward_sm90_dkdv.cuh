@@ -33,21 +33,20 @@ struct BackwardSm90DkdvLayout {
 
   using QRing = tile::Ring<kStages, QTile::kBytes>;
   using DOutRing = tile::Ring<kStages, DOutTile::kBytes>;
-  using Position = tile::RingPosition<kStages>;
   uint32_t smem;
 
   CUFLASH_DEVICE uint32_t keys_full() const { return smem + kBarriers; }
   CUFLASH_DEVICE QRing q_ring() const { return {smem + kQ, keys_full() + tile::kBarrierBytes}; }
   CUFLASH_DEVICE DOutRing d_out_ring() const { return {smem + kDOut, q_ring().barriers + QRing::kBarriersBytes}; }
-  CUFLASH_DEVICE uint32_t lse(Position at) const { return smem + kLse + at.stage * kStatBytes; }
-  CUFLASH_DEVICE uint32_t delta(Position at) const { return smem + kDelta + at.stage * kStatBytes; }
+  CUFLASH_DEVICE uint32_t lse(typename QRing::Position at) const { return smem + kLse + at.stage * kStatBytes; }
+  CUFLASH_DEVICE uint32_t delta(typename QRing::Position at) const { return smem + kDelta + at.stage * kStatBytes; }
   CUFLASH_DEVICE uint32_t probs(int buffer) const { return smem + kProbs + buffer * kProbBytes; }
 };
 
 // Where a consumer stands in its steps.
 template <class Config>
 struct DkdvStep {
-  using Position = typename BackwardSm90DkdvLayout<Config>::Position;
+  using Position = tile::RingPosition<Config::kStages>;
   int number = 0, total;
   Position at;
 

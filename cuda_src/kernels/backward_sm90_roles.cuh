@@ -6,7 +6,8 @@ namespace cuflash {
 
 template <class Config>
 struct BackwardSm90Layout {
-  static constexpr int kBlockQ = Config::kBlockQ, kBlockK = Config::kBlockK, kStages = Config::kStages;
+  static constexpr int kBlockQ = Config::kBlockQ, kBlockK = Config::kBlockK;
+  static constexpr int kQueryStages = Config::kQueryStages, kDOutStages = Config::kDOutStages;
   static constexpr int kHeadDim = Config::kHeadDim, kHeadDimV = Config::kHeadDimV;
   static constexpr bool kAccumulateDq = Config::kAccumulateDq;
   static_assert(kBlockK == 2 * tile::kWarpgroupRows, "two warpgroups of 64 keys");
@@ -35,25 +36,24 @@ struct BackwardSm90Layout {
   static constexpr uint32_t kK = 0;
   static constexpr uint32_t kV = kK + KTile::kBytes;
   static constexpr uint32_t kQ = kV + VTile::kBytes;
-  static constexpr uint32_t kDOut = kQ + kStages * QTile::kBytes;
-  static constexpr uint32_t kDScores = kDOut + kStages * DOutTile::kBytes;
+  static constexpr uint32_t kDOut = kQ + kQueryStages * QTile::kBytes;
+  static constexpr uint32_t kDScores = kDOut + kDOutStages * DOutTile::kBytes;
   static constexpr uint32_t kDq = kDScores + kDScoreBuffers * DScoreTile::kBytes;
   static constexpr uint32_t kLse = kDq + (kAccumulateDq ? 2 * kDqPartFloats * 4 : 0);
-  static constexpr uint32_t kDelta = kLse + kStages * kStatBytes;
-  static constexpr uint32_t kBarriers = kDelta + kStages * kStatBytes;
-  static constexpr uint32_t kBytes = kBarriers + (1 + 4 * kStages) * tile::kBarrierBytes;
+  static constexpr uint32_t kDelta = kLse + kQueryStages * kStatBytes;
+  static constexpr uint32_t kBarriers = kDelta + kQueryStages * kStatBytes;
+  static constexpr uint32_t kBytes = kBarriers + (1 + 2 * kQueryStages + 2 * kDOutStages) * tile::kBarrierBytes;
   static_assert(kBytes == Config::kSharedBytes, "the planner reserves what the kernel uses");
 
-  using QRing = tile::Ring<kStages, QTile::kBytes>;
-  using DOutRing = tile::Ring<kStages, DOutTile::kBytes>;
-  using Position = tile::RingPosition<kStages>;
+  using QRing = tile::Ring<kQueryStages, QTile::kBytes>;
+  using DOutRing = tile::Ring<kDOutStages, DOutTile::kBytes>;
   uint32_t smem;
 
   CUFLASH_DEVICE uint32_t keys_full() const { return smem + kBarriers; }
   CUFLASH_DEVICE QRing q_ring() const { return {smem + kQ, keys_full() + tile::kBarrierBytes}; }
   CUFLASH_DEVICE DOutRing d_out_ring() const { return {smem + kDOut, q_ring().barriers + QRing::kBarriersBytes}; }
-  CUFLASH_DEVICE uint32_t lse(Position at) const { return smem + kLse + at.stage * kStatBytes; }
-  CUFLASH_DEVICE uint32_t delta(Position at) const { return smem + kDelta + at.stage * kStatBytes; }
+  CUFLASH_DEVICE uint32_t lse(typename QRing::Position at) const { return smem + kLse + at.stage * kStatBytes; }
+  CUFLASH_DEVICE uint32_t delta(typename QRing::Position at) const { return smem + kDelta + at.stage * kStatBytes; }
   CUFLASH_DEVICE uint32_t d_scores(int buffer) const { return smem + kDScores + buffer * DScoreTile::kBytes; }
   CUFLASH_DEVICE uint32_t dq_part(int warpgroup) const { return smem + kDq + warpgroup * kDqPartFloats * 4; }
 };

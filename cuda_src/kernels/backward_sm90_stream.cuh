@@ -28,6 +28,20 @@ CUFLASH_DEVICE HeadBlock key_block_of(const Params& params) {
 struct BackwardSteps {
   int first_head, last_head;    // query heads
   int first_block, last_block;  // blocks of queries
+
+  CUFLASH_DEVICE int count() const { return (last_head - first_head) * (last_block - first_block); }
+};
+
+// One of the steps, in order.
+struct BackwardStep {
+  int head, block;
+
+  CUFLASH_DEVICE void advance(const BackwardSteps& steps) {
+    if (++block == steps.last_block) {
+      block = steps.first_block;
+      ++head;
+    }
+  }
 };
 
 template <class Config, class Params>
@@ -56,7 +70,8 @@ CUFLASH_DEVICE void backward_produce(const Params& params, const Layout& layout,
   ptx::prefetch_tensor_map(&params.dk);
   ptx::prefetch_tensor_map(&params.dv);
   ptx::griddepcontrol_wait();  // lse, delta and the zeroed accumulator come from the kernel before
-  typename Layout::Position at;
+  typename Layout::QRing::Position q_at;
+  typename Layout::DOutRing::Position d_out_at;
   const auto q_ring = layout.q_ring();
   const auto d_out_ring = layout.d_out_ring();
 #pragma unroll 1
@@ -65,18 +80,20 @@ CUFLASH_DEVICE void backward_produce(const Params& params, const Layout& layout,
                    steps.first_block * Config::kBlockQ;
     const int last_row = steps.last_block * Config::kBlockQ;
 #pragma unroll 1
-    for (int row = steps.first_block * Config::kBlockQ; row < last_row; row += Config::kBlockQ, at.advance()) {
-      q_ring.wait_empty(at);
-      ptx::mbarrier_arrive_expect_tx(q_ring.full(at), Layout::QTile::kBytes + 2 * Layout::kStatBytes);
-      tile::load_slabs<Config::kBlockQ, Config::kHeadDim>(q_ring.stage(at), &params.q, q_ring.full(at), row, head,
+    for (int row = steps.first_block * Config::kBlockQ; row < last_row; row += Config::kBlockQ) {
+      q_ring.wait_empty(q_at);
+      ptx::mbarrier_arrive_expect_tx(q_ring.full(q_at), Layout::QTile::kBytes + 2 * Layout::kStatBytes);
+      tile::load_slabs<Config::kBlockQ, Config::kHeadDim>(q_ring.stage(q_at), &params.q, q_ring.full(q_at), row, head,
                                                           work.batch);
-      ptx::bulk_load(layout.lse(at), params.lse_log2 + stat, Layout::kStatBytes, q_ring.full(at));
-      ptx::bulk_load(layout.delta(at), params.delta + stat, Layout::kStatBytes, q_ring.full(at));
+      ptx::bulk_load(layout.lse(q_at), params.lse_log2 + stat, Layout::kStatBytes, q_ring.full(q_at));
+      ptx::bulk_load(layout.delta(q_at), params.delta + stat, Layout::kStatBytes, q_ring.full(q_at));
       stat += Config::kBlockQ;
-      d_out_ring.wait_empty(at);
-      ptx::mbarrier_arrive_expect_tx(d_out_ring.full(at), Layout::DOutTile::kBytes);
-      tile::load_slabs<Config::kBlockQ, Config::kHeadDimV>(d_out_ring.stage(at), &params.d_out, d_out_ring.full(at), row,
-                                                           head, work.batch);
+      d_out_ring.wait_empty(d_out_at);
+      ptx::mbarrier_arrive_expect_tx(d_out_ring.full(d_out_at), Layout::DOutTile::kBytes);
+      tile::load_slabs<Config::kBlockQ, Config::kHeadDimV>(d_out_ring.stage(d_out_at), &params.d_out,
+                                                           d_out_ring.full(d_out_at), row, head, work.batch);
+      q_at.advance();
+      d_out_at.advance();
     }
   }
 }

@@ -141,6 +141,7 @@ def runtime_library() -> Path:
     return _once(target, build)
 
 
+@cache
 def kernel_library(source: str, instrument: bool) -> Path:
     """One kernel for the host. ``instrument`` makes it report every load and store that it does through pointers."""
     root = sources.source_root()

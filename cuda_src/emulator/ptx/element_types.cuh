@@ -33,7 +33,7 @@ CUFLASH_DEVICE void unpack2(uint32_t packed, float& lo, float& hi) {
 // Round to nearest, ties away from zero, to 10 mantissa bits.
 CUFLASH_DEVICE uint32_t to_tf32(float value) {
   const uint32_t bits = bit_cast<uint32_t>(value);
-  if ((bits & 0x7f800000) == 0x7f800000) return (bits & 0x7fffff) != 0 ? 0x7fffe000u : bits;
+  if ((bits & 0x7f800000) == 0x7f800000) return bits & 0xffffe000u;  // a NaN is cut, as seen on an H200
   return (bits + 0x1000) & 0xffffe000u;
 }
 

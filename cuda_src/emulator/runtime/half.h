@@ -31,7 +31,7 @@ inline uint16_t float16_from_float(float value) {
 inline float float_from_float16(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
   const uint32_t magnitude = half & 0x7fff;
-  if (magnitude >= 0x7c00) return float_from_bits(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
+  if (magnitude >= 0x7c00) return float_from_bits(magnitude == 0x7c00 ? sign | 0x7f800000 : 0x7fffffff);
   // 2^112 moves the exponent from bias 15 to bias 127 and makes a subnormal half a normal float.
   const float scaled = float_from_bits(magnitude << 13) * float_from_bits(0x77800000);
   return float_from_bits(sign | bits_from_float(scaled));

@@ -10,6 +10,9 @@
 
 namespace cuflash::emulator {
 
+// Eight floats that the compiler keeps in a register where the host has one that wide.
+using Line = float __attribute__((vector_size(32)));
+
 void widen(const uint16_t* from, float* to, int count, bool is_bfloat16) {
   if (is_bfloat16) {
     for (int i = 0; i < count; ++i) to[i] = float_from_bfloat16(from[i]);
@@ -25,12 +28,16 @@ void widen(const uint16_t* from, float* to, int count, bool is_bfloat16) {
 }
 
 void multiply_add(float* d, const float* a, const float* b, int rows, int depth, int n) {
-  for (int row = 0; row < rows; ++row) {
-    float* __restrict__ sums = d + row * n;
-    for (int k = 0; k < depth; ++k) {
-      const float factor = a[row * depth + k];
-      const float* __restrict__ line = b + k * n;
-      for (int column = 0; column < n; ++column) sums[column] += factor * line[column];
+  constexpr int kRows = 4;  // hide the latency of one another's sums and share the loads of b
+  for (int column = 0; column < n; column += 8) {
+    for (int row = 0; row < rows; row += kRows) {
+      Line sums[kRows];
+      for (int i = 0; i < kRows; ++i) sums[i] = *reinterpret_cast<const Line*>(d + (row + i) * n + column);
+      for (int k = 0; k < depth; ++k) {
+        const Line line = *reinterpret_cast<const Line*>(b + k * n + column);
+        for (int i = 0; i < kRows; ++i) sums[i] += a[(row + i) * depth + k] * line;
+      }
+      for (int i = 0; i < kRows; ++i) *reinterpret_cast<Line*>(d + (row + i) * n + column) = sums[i];
     }
   }
 }
@@ -53,14 +60,14 @@ static void finish(Operands<kDepth>& x, void** lanes) {
     std::memcpy(&x.c[lane / 4][lane % 4 * 2], c, 8);
     std::memcpy(&x.c[lane / 4 + 8][lane % 4 * 2], c + 2, 8);
   }
-  // One row of eight sums at a time stays in a register.
-  for (int row = 0; row < 16; ++row) {
-    float sums[8];
-    std::memcpy(sums, x.c[row], sizeof sums);
+  const auto* b = reinterpret_cast<const Line*>(x.b);
+  auto* c = reinterpret_cast<Line*>(x.c);
+  for (int row = 0; row < 16; row += 4) {  // four rows hide the latency of one another's sums
+    Line sums[4] = {c[row], c[row + 1], c[row + 2], c[row + 3]};
     for (int k = 0; k < kDepth; ++k) {
-      for (int column = 0; column < 8; ++column) sums[column] += x.a[row][k] * x.b[k][column];
+      for (int i = 0; i < 4; ++i) sums[i] += x.a[row + i][k] * b[k];
     }
-    std::memcpy(x.c[row], sums, sizeof sums);
+    for (int i = 0; i < 4; ++i) c[row + i] = sums[i];
   }
   for (int lane = 0; lane < 32; ++lane) {
     float* c = static_cast<Fragments*>(lanes[lane])->c;

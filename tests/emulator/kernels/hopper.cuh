@@ -33,7 +33,7 @@ CUFLASH_DEVICE void copy_in(const TestParams& params) {
   ptx::sync_cta();
 }
 
-// Loads the box of maps[0] at n[1:] into shared memory; out: n[0] bytes of shared memory as they lie.
+// Loads the box of maps[0] at n[1:], n[6] bytes, into shared memory; out: n[0] bytes of shared memory as they lie.
 template <int kRank>
 CUFLASH_DEVICE void load_box(const TestParams& params) {
   const uint32_t barrier = make_barrier(params), dst = ptx::dynamic_shared();
@@ -41,7 +41,7 @@ CUFLASH_DEVICE void load_box(const TestParams& params) {
   const auto c = [&](int i) { return static_cast<int>(params.n[1 + i]); };
   if (ptx::thread_index() == 0) {
     ptx::prefetch_tensor_map(map);
-    ptx::mbarrier_arrive_expect_tx(barrier, static_cast<uint32_t>(params.n[0]));
+    ptx::mbarrier_arrive_expect_tx(barrier, static_cast<uint32_t>(params.n[6]));
     if constexpr (kRank == 2) ptx::tma_load_2d(dst, map, barrier, c(0), c(1));
     if constexpr (kRank == 3) ptx::tma_load_3d(dst, map, barrier, c(0), c(1), c(2));
     if constexpr (kRank == 4) ptx::tma_load_4d(dst, map, barrier, c(0), c(1), c(2), c(3));

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,8 +14,12 @@ import numpy as np
 
 from cuflash import reference
 from cuflash.backends import eager_on
+from cuflash.catalog import unique_variants
 from cuflash.dtypes import DTYPES
 from cuflash.eager import Eager
+from cuflash.emulator_build import kernel_library
+from cuflash.emulator_options import EmulatorOptions
+from cuflash.errors import CuflashError
 from cuflash.presets import Shape, preset_shapes
 from cuflash.problem import Keywords
 
@@ -162,8 +168,22 @@ def check_case(shape: Shape, device: str, eager: Eager, seed: int = 0) -> CaseRe
 def run(shapes: list[Shape], device: str, family: str = "auto") -> Iterator[CaseResult]:
     """The cases one after another, each as soon as it is known."""
     eager = eager_on(device, family)
-    for shape in shapes:
-        yield check_case(shape, device, eager)
+    if device != "emulator":
+        yield from (check_case(shape, device, eager) for shape in shapes)
+        return
+    with ThreadPoolExecutor(2) as builders:  # the next cases' kernels, while this case is emulated
+        waiting = [builders.submit(_build_kernels, shape, eager) for shape in shapes]
+        yield from (check_case(shape, device, eager) for shape in shapes)
+        for build in waiting:
+            build.cancel()
+
+
+def _build_kernels(shape: Shape, eager: Eager) -> None:
+    """Fills the emulator's cache; what goes wrong here goes wrong again, and is reported, where the case runs."""
+    instrument = EmulatorOptions.from_environment().instrument
+    with contextlib.suppress(CuflashError):
+        for variant in unique_variants([shape], eager.backend.device({})):
+            kernel_library(variant.source(), instrument)
 
 
 def _compute(shape: Shape, host: dict[str, np.ndarray], device: str, eager: Eager) -> dict[str, np.ndarray]:

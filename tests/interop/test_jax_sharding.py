@@ -51,7 +51,7 @@ def given(num_kv_heads: int) -> tuple[list[Any], Any, Any]:
     """Arrays, and what one device makes of them."""
     arrays = sample(shape=(4, 16, 20, HEADS, num_kv_heads, 8))
     whole = [jnp.asarray(arrays[name]) for name in "qkv"]
-    return whole, reference(*whole), jax.grad(squared(reference), (0, 1, 2))(*whole)
+    return whole, jax.jit(reference)(*whole), jax.jit(jax.grad(squared(reference), (0, 1, 2)))(*whole)
 
 
 def spread(mesh: Any, num_kv_heads: int) -> list[Any]:
@@ -96,7 +96,7 @@ def test_shard_map(axis: str, check_vma: bool) -> None:
     whole, out, gradients = given(4)
     if axis == "batch":
         whole = [jnp.concatenate([x, 2 * x]) for x in whole]
-        out, gradients = reference(*whole), jax.grad(squared(reference), (0, 1, 2))(*whole)
+        out, gradients = jax.jit(reference)(*whole), jax.jit(jax.grad(squared(reference), (0, 1, 2)))(*whole)
     mapped = jax.shard_map(attend, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec, check_vma=check_vma)
     assert_close(jax.jit(mapped)(*whole), out)
     found = jax.jit(jax.grad(squared(mapped), (0, 1, 2)))(*whole)
@@ -120,7 +120,7 @@ def test_transforms_on_sharded_arrays(num_kv_heads: int) -> None:
     with jax.set_mesh(mesh):
         sharded_q, sharded_k, _ = spread(mesh, num_kv_heads)
         found = jax.jit(jax.grad(scalar(attend), (0, 1)))(sharded_q, sharded_k)
-    wanted = jax.grad(scalar(reference), (0, 1))(q, k)
+    wanted = jax.jit(jax.grad(scalar(reference), (0, 1)))(q, k)
     jax.tree.map(lambda one, other: assert_close(one, other, scale=16), found, wanted)
 
 

@@ -38,7 +38,7 @@ def assert_same(found: Any, wanted: Any, scale: float = 16) -> None:
 @pytest.mark.parametrize("axes", [(0, None, None), (None, 0, 0), (2, 0, None), (0, 0, 0)], ids=str)
 def test_vmap(axes: tuple[int | None, ...]) -> None:
     arrays = [x if a is None else jnp.stack([x, 2 * x, 3 * x], a) for x, a in zip(put(), axes, strict=True)]
-    assert_same(jax.vmap(attend, axes)(*arrays), jax.vmap(reference, axes)(*arrays))
+    assert_same(jax.vmap(attend, axes)(*arrays), jax.jit(jax.vmap(reference, axes))(*arrays))
 
 
 @pytest.mark.works("JAX", "vmap of grad, grad of vmap, jacobian")
@@ -46,7 +46,7 @@ def test_vmap_of_grad_nested() -> None:
     q, k, v = put()
     stack = jnp.stack([jnp.stack([q, 2 * q, 3 * q])] * 2, 1)
     outer = [
-        jax.vmap(jax.vmap(jax.grad(squared(f), (0, 1, 2)), (0, None, None)), (1, None, None))
+        jax.jit(jax.vmap(jax.vmap(jax.grad(squared(f), (0, 1, 2)), (0, None, None)), (1, None, None)))
         for f in (attend, reference)
     ]
     assert_same(*(f(stack, k, v) for f in outer))
@@ -59,12 +59,12 @@ def test_grad_of_vmap_along_another_axis() -> None:
     def scalar(f: Any) -> Any:
         return lambda q: (jax.vmap(f, (2, None, None), 2)(q, k, v) ** 2).sum()
 
-    assert_same(jax.jit(jax.grad(scalar(attend)))(stack), jax.grad(scalar(reference))(stack))
+    assert_same(jax.jit(jax.grad(scalar(attend)))(stack), jax.jit(jax.grad(scalar(reference)))(stack))
 
 
 def test_jacobian() -> None:
     q, k, v = (x[:1, :3, :2] for x in put())
-    assert_same(jax.jacrev(attend)(q, k, v), jax.jacrev(reference)(q, k, v))
+    assert_same(jax.jit(jax.jacrev(attend))(q, k, v), jax.jit(jax.jacrev(reference))(q, k, v))
 
 
 def test_vmap_over_nothing() -> None:
@@ -80,7 +80,7 @@ def test_vmap_with_slopes(shape: tuple[int, ...], mapped: bool) -> None:
     given = jnp.stack([slopes, 2 * slopes]) if mapped else slopes
     axes = (0, 0 if mapped else None)
     found = [
-        jax.vmap(lambda q, s, f=f: f(q, k, v, alibi_slopes=s), axes)(jnp.stack([q, 2 * q]), given)
+        jax.jit(jax.vmap(lambda q, s, f=f: f(q, k, v, alibi_slopes=s), axes))(jnp.stack([q, 2 * q]), given)
         for f in (attend, reference)
     ]
     assert_same(*found)
@@ -96,7 +96,7 @@ def test_scan_and_checkpoint() -> None:
 
         return lambda q: (jax.lax.scan(step, q, None, length=3)[0] ** 2).sum()
 
-    assert_same(jax.jit(jax.grad(scalar(attend)))(q), jax.grad(scalar(reference))(q))
+    assert_same(jax.jit(jax.grad(scalar(attend)))(q), jax.jit(jax.grad(scalar(reference)))(q))
 
 
 @pytest.mark.works("JAX", "second derivatives (through the reference)")
@@ -105,7 +105,7 @@ def test_double_backward() -> None:
         return lambda q, k, v: (jax.grad(squared(f))(q, k, v) ** 2).sum()
 
     found = jax.jit(jax.grad(scalar(attend), (0, 1, 2)))(*put())
-    assert_same(found, jax.grad(scalar(reference), (0, 1, 2))(*put()), scale=64)
+    assert_same(found, jax.jit(jax.grad(scalar(reference), (0, 1, 2)))(*put()), scale=64)
 
 
 @pytest.mark.works("JAX", "jvp, hessian: with reference=True")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+
 import numpy as np
 import primitives
 import pytest
@@ -11,6 +14,8 @@ from hypothesis import strategies as st
 from layouts import box, wgmma_rows
 from primitive_case import Case
 from primitives import SWIZZLES, box_load, box_store, from_element, halves, warpgroup_product
+
+from cuflash.errors import EmulatorError
 
 CASES = {one.name: one for one in primitives.hopper()}
 
@@ -22,19 +27,18 @@ def start_of(one: Case, rank: int) -> tuple[int, ...]:
 def expected_load(one: Case, tensor: np.ndarray) -> np.ndarray:
     sides = one.maps[0].box[::-1]
     wanted = box(tensor, start_of(one, tensor.ndim), sides)
-    flat = wanted.reshape(-1, sides[-1])
-    span = one.maps[0].swizzle
-    return slabs_of_pitch(flat, span)
+    return lines_in_shared(wanted.reshape(-1, sides[-1]), one.maps[0].swizzle)
 
 
-def slabs_of_pitch(rows: np.ndarray, span: int) -> np.ndarray:
-    """Rows as they lie in shared memory, swizzled; their pitch is their own width."""
-    raw = np.ascontiguousarray(rows).view(np.uint8).ravel()
+def lines_in_shared(rows: np.ndarray, span: int) -> np.ndarray:
+    """Rows as they lie in shared memory: one span apart, swizzled; 0xFF between them if they are narrower."""
+    raw = np.ascontiguousarray(rows).view(np.uint8)
     if span == 0:
-        return raw
-    image = np.zeros_like(raw)
-    offsets = np.arange(raw.size)
-    image[offsets ^ ((offsets >> 7 & (span // 16 - 1)) << 4)] = raw
+        return raw.ravel()
+    image = np.full(len(rows) * span, 0xFF, np.uint8)
+    row, byte = np.indices(raw.shape)
+    offset = row * span + byte
+    image[offset ^ ((offset >> 7 & (span // 16 - 1)) << 4)] = raw
     return image
 
 
@@ -55,10 +59,38 @@ def test_tensor_load_anywhere(data: st.DataObject) -> None:
         8 * data.draw(st.integers(1, 9)),
     )
     sides = (*data.draw(st.lists(st.integers(1, 4), min_size=rank - 1, max_size=rank - 1)), (span or 64) // 2)
-    start = tuple(data.draw(st.integers(-5, n + 3)) for n in shape)
+    start = (*(data.draw(st.integers(-5, n + 3)) for n in shape[:-1]), 8 * data.draw(st.integers(-2, 10)))
     tensor = np.arange(1, 1 + np.prod(shape)).reshape(shape).astype(np.uint16)
     one = box_load("anywhere", tensor, start, sides, span)
     np.testing.assert_array_equal(run(one), expected_load(one, tensor))
+
+
+@pytest.mark.parametrize(("span", "width"), [(128, 16), (128, 48), (64, 16), (32, 8)])
+def test_narrow_boxes_keep_the_pitch_of_their_swizzle(span: int, width: int) -> None:
+    """As an H200 lays them out; the bytes that arrive are the box's."""
+    tensor = np.arange(40 * 72).reshape(40, 72).astype(np.uint16)
+    one = box_load("narrow", tensor, (3, 8), (16, width), span)
+    footprint = 16 * span
+    numbers = (footprint, *one.numbers[1:])
+    out = np.zeros(footprint, np.uint8)
+    wide = dataclasses.replace(one, out=out, numbers=numbers, shared_bytes=footprint + 1024)
+    np.testing.assert_array_equal(run(wide), expected_load(wide, tensor))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda t, d: box_load("x", t, (3, 9), (16, 32), 64), "innermost coordinate 9: .* multiple of 16 bytes"),
+        (lambda t, d: box_load("x", t, (3, -4), (16, 32), 64), "innermost coordinate -4"),
+        (lambda t, d: box_store("x", t, d, (-3, 0), 64, False), "coordinate -3 of dimension 1: only loads may begin"),
+        (lambda t, d: box_store("x", t, d, (2, -8), 64, False), "coordinate -8 of dimension 0: only loads may begin"),
+    ],
+)
+def test_what_hopper_refuses_is_refused(make: Callable[..., Case], words: str) -> None:
+    """Each of these was an illegal instruction on an H200."""
+    tensor, data = np.zeros((20, 72), np.uint16), np.zeros((16, 32), np.uint16)
+    with pytest.raises(EmulatorError, match=words):
+        run(make(tensor, data))
 
 
 def expected_store(one: Case, data: np.ndarray, start: tuple[int, ...], combine: object) -> np.ndarray:
@@ -87,7 +119,7 @@ def test_tensor_store_anywhere(data: st.DataObject) -> None:
         *data.draw(st.lists(st.integers(1, 3), min_size=rank - 1, max_size=rank - 1)),
         (span or 64) // np.dtype(dtype).itemsize,
     )
-    start = tuple(data.draw(st.integers(-4, n + 2)) for n in shape)
+    start = (*(data.draw(st.integers(0, n + 2)) for n in shape[:-1]), unit * data.draw(st.integers(0, 10)))
     tensor = np.full(shape, 3, dtype)
     source = np.arange(1, 1 + np.prod(sides)).reshape(sides).astype(dtype)
     one = box_store("anywhere", tensor, source, start, span, reduce)

@@ -196,7 +196,6 @@ def tensor_stores() -> Iterator[Case]:
         tensor = np.full((20, 72), 7, np.uint16)
         data = _random(name).integers(0, 65536, (16, (span or 128) // 2)).astype(np.uint16)
         yield box_store(name, tensor, data, (9, 48), span, False)
-        yield box_store(f"{name}_before", tensor, data, (-3, -8), span, False)
     deep = np.full((2, 3, 4, 5, 16), 7, np.uint16)
     for rank in (3, 4, 5):
         name = f"tma_store_{rank}d"

@@ -9,6 +9,11 @@ static uint32_t box_bytes(const TensorMapImage& map) {
   return bytes;
 }
 
+// Where each row begins is a matter of its pitch; what counts as arrived is the box.
+static uint32_t box_footprint(const TensorMapImage& map) {
+  return box_bytes(map) / (map.box[0] * map.element_bytes) * row_pitch(map);
+}
+
 static bool any_in_flight(const std::vector<uint8_t>& marks, uint32_t unit, uint32_t offset, uint32_t bytes) {
   for (uint32_t i = offset / unit; i <= (offset + bytes - 1) / unit; ++i) {
     if (marks[i] != 0) return true;
@@ -16,10 +21,19 @@ static bool any_in_flight(const std::vector<uint8_t>& marks, uint32_t unit, uint
   return false;
 }
 
-static void check_map(Block& b, const TensorMapImage& map, int rank, uint32_t shared, Location at) {
+// An H200 answers each of these with an illegal instruction, or worse.
+static void check_tensor_copy(Block& b, BulkKind kind, const TensorMapImage& map, int rank, uint32_t shared,
+                              const int* coordinates, Location at) {
   if (reinterpret_cast<uint64_t>(&map) % 64 != 0) fail(b.current, at, "tensor map at %p is not 64-byte aligned", &map);
   if (map.magic != kTensorMapMagic) fail(b.current, at, "tensor map was never encoded");
   if (map.rank != rank) fail(b.current, at, "instruction of rank %d on a tensor map of rank %d", rank, map.rank);
+  if (coordinates[0] * map.element_bytes % 16 != 0) {
+    fail(b.current, at, "innermost coordinate %d: a box must begin at a multiple of 16 bytes", coordinates[0]);
+  }
+  for (int d = 0; d < rank && kind != BulkKind::load; ++d) {
+    if (coordinates[d] >= 0) continue;
+    fail(b.current, at, "coordinate %d of dimension %d: only loads may begin before the tensor", coordinates[d], d);
+  }
   if (shared % 128 != 0) fail(b.current, at, "tensor copy at smem+%u: not 128-byte aligned", shared - kSharedBase);
 }
 
@@ -30,43 +44,43 @@ static void begin_load(Block& b, BulkCopy& copy) {
     fail(copy.thread, copy.at, "bulk copy reports to mbarrier smem+%u, which lacks mbarrier_init_fence",
          copy.barrier - kSharedBase);
   }
-  if (any_in_flight(b.writes_in_flight, 4, offset, copy.bytes)) {
+  if (any_in_flight(b.writes_in_flight, 4, offset, copy.footprint)) {
     fail(copy.thread, copy.at, "bulk copy into smem+%u while another copy into it is in flight", offset);
   }
-  if (any_in_flight(b.reads_in_flight, 16, offset, copy.bytes)) {
+  if (any_in_flight(b.reads_in_flight, 16, offset, copy.footprint)) {
     fail(copy.thread, copy.at, "bulk copy into smem+%u while an asynchronous read of it has not been waited for",
          offset);
   }
   if (b.race.enabled()) {
     copy.clock = b.race.snapshot(copy.thread);
     const Actor engine = b.race.copy_engine(copy.thread, barrier.engine, copy.clock);
-    b.race.access(b, engine, offset, copy.bytes, true, copy.at);
+    b.race.access(b, engine, offset, copy.footprint, true, copy.at);
     copy.clock[engine.clock_index] = engine.now;
   }
-  if (b.options->poison) std::memset(b.shared + offset, 0xff, copy.bytes);
-  mark_writes(b, offset, copy.bytes, +1);
+  if (b.options->poison) std::memset(b.shared + offset, 0xff, copy.footprint);
+  mark_writes(b, offset, copy.footprint, +1);
 }
 
 static void begin_store(Block& b, BulkCopy& copy) {
   const uint32_t offset = copy.shared - kSharedBase;
-  if (any_in_flight(b.writes_in_flight, 4, offset, copy.bytes)) {
+  if (any_in_flight(b.writes_in_flight, 4, offset, copy.footprint)) {
     fail(copy.thread, copy.at, "bulk store from smem+%u while an asynchronous copy into it is in flight", offset);
   }
   if (b.race.enabled()) {
     Actor reader = b.race.thread(copy.thread);
     reader.async_proxy = true;
-    b.race.access(b, reader, offset, copy.bytes, false, copy.at);
+    b.race.access(b, reader, offset, copy.footprint, false, copy.at);
   }
-  mark_reads(b, offset, copy.bytes, +1);
+  mark_reads(b, offset, copy.footprint, +1);
   HopperThread& h = b.fibers[copy.thread].hopper;
   copy.group = h.bulk_group;
   h.bulk_pending.resize(h.bulk_group + 1, 0);
   h.bulk_pending[copy.group]++;
-  h.bulk_sources.push_back({offset, copy.bytes, copy.group, copy.at});
+  h.bulk_sources.push_back({offset, copy.footprint, copy.group, copy.at});
 }
 
 static void issue(Block& b, BulkCopy copy) {
-  check_shared_range(b, copy.thread, copy.shared, copy.bytes, "bulk copy", copy.at);
+  check_shared_range(b, copy.thread, copy.shared, copy.footprint, "bulk copy", copy.at);
   if (copy.kind == BulkKind::load) begin_load(b, copy);
   else begin_store(b, copy);
   b.statistics.bulk_bytes += copy.bytes;
@@ -79,8 +93,9 @@ void tma(BulkKind kind, const ptx::TensorMap* map, uint32_t shared, uint32_t bar
          Location at) {
   Block& b = *block;
   const auto* image = reinterpret_cast<const TensorMapImage*>(map);
-  check_map(b, *image, rank, shared, at);
-  BulkCopy copy{kind, image, nullptr, shared, box_bytes(*image), barrier, {}, b.current, 0, {}, at};
+  check_tensor_copy(b, kind, *image, rank, shared, coordinates, at);
+  const uint32_t bytes = box_bytes(*image), footprint = box_footprint(*image);
+  BulkCopy copy{kind, image, nullptr, shared, bytes, footprint, barrier, {}, b.current, 0, {}, at};
   for (int d = 0; d < rank; ++d) copy.coordinates[d] = coordinates[d];
   issue(b, std::move(copy));
 }
@@ -94,7 +109,7 @@ void bulk(BulkKind kind, const void* global, uint32_t shared, uint32_t bytes, ui
   const Access access = kind == BulkKind::load ? Access::read : Access::write;
   check_global(b, b.current, global, bytes, access, "bulk copy", at);
   auto* place = static_cast<uint8_t*>(const_cast<void*>(global));
-  issue(b, BulkCopy{kind, nullptr, place, shared, bytes, barrier, {}, b.current, 0, {}, at});
+  issue(b, BulkCopy{kind, nullptr, place, shared, bytes, bytes, barrier, {}, b.current, 0, {}, at});
 }
 
 void bulk_commit() { block->fibers[block->current].hopper.bulk_group++; }

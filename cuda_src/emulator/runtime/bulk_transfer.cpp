@@ -58,10 +58,10 @@ static void add_bytes(uint8_t* to, const uint8_t* from, uint32_t bytes, ElementK
 
 static void transfer_box(Block& b, const BulkCopy& copy) {
   const TensorMapImage& map = *copy.map;
-  const uint32_t row_bytes = map.box[0] * map.element_bytes, rows = copy.bytes / row_bytes;
+  const uint32_t row_bytes = map.box[0] * map.element_bytes, pitch = row_pitch(map), rows = copy.footprint / pitch;
   uint8_t line[kMaxRowBytes];
   const auto chunk_at = [&](uint32_t row, uint32_t begin) {
-    return b.shared + (swizzled(copy.shared + row * row_bytes + begin, map.swizzle) - kSharedBase);
+    return b.shared + (swizzled(copy.shared + row * pitch + begin, map.swizzle) - kSharedBase);
   };
   for (uint32_t r = 0; r < rows; ++r) {
     const Row row = row_of(copy, r);
@@ -97,7 +97,7 @@ void run_bulk_copy(Block& b, size_t index) {
   if (copy.map != nullptr) transfer_box(b, copy);
   else transfer_line(b, copy);
   if (copy.kind == BulkKind::load) {
-    mark_writes(b, copy.shared - kSharedBase, copy.bytes, -1);
+    mark_writes(b, copy.shared - kSharedBase, copy.footprint, -1);
     complete_bytes(b, *look_up_mbarrier(b, copy.barrier), copy.bytes, copy.clock);
     return;
   }

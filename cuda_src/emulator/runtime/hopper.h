@@ -29,6 +29,11 @@ std::string describe_mbarrier_wait(Block& b, uint32_t address, uint32_t parity, 
 
 // Swizzle patterns of tensor maps and descriptors: 0, 1, 2, 3 for none, 32, 64 and 128 bytes. The 16-byte chunk of an
 // address within its span is exchanged by the bits above 128 bytes, so the pattern repeats every 8 lines of 128 bytes.
+//
+// Rows of a swizzled box are one span apart, also where the box is narrower (seen on an H200).
+inline uint32_t row_pitch(const TensorMapImage& map) {
+  return map.swizzle == 0 ? map.box[0] * map.element_bytes : 16u << map.swizzle;
+}
 inline uint32_t swizzled(uint32_t address, int mode) { return address ^ (address >> 7 & ((1u << mode) - 1)) << 4; }
 
 }  // namespace cuflash::emulator

@@ -39,7 +39,7 @@ struct BulkCopy {
   BulkKind kind;
   const TensorMapImage* map;  // null for the one-dimensional form
   uint8_t* global;            // of the one-dimensional form
-  uint32_t shared, bytes, barrier;
+  uint32_t shared, bytes, footprint, barrier;  // footprint: bytes of shared memory that the copy spans
   int coordinates[5];
   int thread;
   uint32_t group;               // of stores

@@ -63,11 +63,13 @@ static void finish(Operands<kDepth>& x, void** lanes) {
   const auto* b = reinterpret_cast<const Line*>(x.b);
   auto* c = reinterpret_cast<Line*>(x.c);
   for (int row = 0; row < 16; row += 4) {  // four rows hide the latency of one another's sums
-    Line sums[4] = {c[row], c[row + 1], c[row + 2], c[row + 3]};
+    // The products of one instruction meet one another before the accumulator, as on the tensor core: adding them to it
+    // one by one would round at its size every time.
+    Line sums[4] = {};
     for (int k = 0; k < kDepth; ++k) {
       for (int i = 0; i < 4; ++i) sums[i] += x.a[row + i][k] * b[k];
     }
-    for (int i = 0; i < 4; ++i) c[row + i] = sums[i];
+    for (int i = 0; i < 4; ++i) c[row + i] += sums[i];
   }
   for (int lane = 0; lane < 32; ++lane) {
     float* c = static_cast<Fragments*>(lanes[lane])->c;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from cuflash.architectures import Device
 from cuflash.params import pack, pointer_offsets
@@ -15,7 +16,6 @@ from cuflash.variant import Variant
 __all__ = ["forward", "forward_with_tile", "tensor_map_slot", "unaddressable"]
 
 MAX_TILES = 2**30  # the counter and the index of the next tile stay below 2^31
-SECTION_BYTES = 64 * 2**20  # keys and values whose tiles run side by side; an H200 has 60 MB of L2 cache
 TMA_GRAIN = 16  # bytes: addresses and strides of tensor maps, and the width of a store
 TMA_STRIDE_LIMIT = 2**40  # bytes
 COUNTER_BYTES = 16
@@ -42,15 +42,15 @@ def forward_with_tile(problem: Problem, device: Device, tile: TileSm90) -> Plan 
         return f"needs {shared} bytes of shared memory of {device.shared_limit}"
     schedule = tile.schedule
     grid = num_tiles if schedule is Schedule.ONE_TILE else min(num_tiles, device.sm_count)
-    if grid == num_tiles:
+    if grid == num_tiles and schedule is Schedule.DYNAMIC:
         schedule = Schedule.ONE_TILE  # nothing to hand out, so no counter
     dtype = forward_sm90_params_dtype(problem.mask, problem.score)
     launch = Launch(
-        variant=_variant(problem, tile, schedule, dtype.itemsize),
+        variant=_variant(problem, replace(tile, schedule=schedule), shared, dtype.itemsize),
         grid=grid,
         block=128 * (tile.warpgroups + 1),
         shared_bytes=shared,
-        params=pack(dtype, _values(problem, num_q_blocks, num_tiles)),
+        params=pack(dtype, _values(problem, tile, num_q_blocks, num_tiles)),
         pointers=_pointers(pointer_offsets(dtype, problem.score), schedule is Schedule.DYNAMIC),
         tensor_maps=_tensor_maps(problem, tile),
         zeroed=schedule is Schedule.DYNAMIC,
@@ -95,7 +95,7 @@ def unaddressable(name: str, spec: ArraySpec, itemsize: int) -> str | None:
     return None
 
 
-def _variant(problem: Problem, tile: TileSm90, schedule: Schedule, params_size: int) -> Variant:
+def _variant(problem: Problem, tile: TileSm90, shared: int, params_size: int) -> Variant:
     return Variant(
         kernel="forward_sm90",
         family="sm90",
@@ -111,9 +111,10 @@ def _variant(problem: Problem, tile: TileSm90, schedule: Schedule, params_size: 
             ("kStages", tile.stages),
             ("kQStages", tile.q_stages),
             ("kBase", tile.base.value),
-            ("kSchedule", schedule.value),
+            ("kSchedule", tile.schedule.value),
             ("kTurns", tile.turns),
             ("kSkipBlocks", tile.skips),
+            ("kSharedBytes", shared),
         ),
         params="cuflash::ForwardSm90Params<Config::Mask, Config::Score>",
         params_size=params_size,
@@ -121,7 +122,7 @@ def _variant(problem: Problem, tile: TileSm90, schedule: Schedule, params_size: 
     )
 
 
-def _values(problem: Problem, num_q_blocks: int, num_tiles: int) -> dict[str, object]:
+def _values(problem: Problem, tile: TileSm90, num_q_blocks: int, num_tiles: int) -> dict[str, object]:
     out = problem.out or spec_of_contiguous(problem.out_shape, problem.dtype.name)
     operand_strides = {} if problem.alibi_slopes is None else {"alibi_slopes": problem.alibi_slopes.strides}
     log2_e = math.log2(math.e)
@@ -134,7 +135,7 @@ def _values(problem: Problem, num_q_blocks: int, num_tiles: int) -> dict[str, ob
         "head_dim_v": problem.head_dim_v,
         "num_q_blocks": num_q_blocks,
         "num_tiles": num_tiles,
-        "section_heads": _section_heads(problem),
+        "section_heads": _section_heads(problem, tile),
         "softmax_unit": log2_e if problem.score.pre_scale else problem.scale * log2_e,
         "pre_scale": problem.scale if problem.score.pre_scale else 1.0,
         "mask": problem.mask.params(problem.shift),
@@ -142,14 +143,12 @@ def _values(problem: Problem, num_q_blocks: int, num_tiles: int) -> dict[str, ob
     }
 
 
-def _section_heads(problem: Problem) -> int:
-    """Query heads whose tiles stand together: as many as have their keys and values in the L2 cache at once."""
+def _section_heads(problem: Problem, tile: TileSm90) -> int:
+    """Query heads whose tiles stand together, so that their keys and values are read from the L2 cache."""
     group = max(problem.num_q_heads // max(problem.num_kv_heads, 1), 1)
-    if problem.mask.left is None and problem.mask.right is None:
-        return group
     head_bytes = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * problem.dtype.itemsize
-    wanted = max(SECTION_BYTES // max(head_bytes, 1), 1) * group
-    return max(min(wanted, problem.batch * problem.num_q_heads), 1)
+    kv_heads = max(tile.section_mib * 2**20 // max(head_bytes, 1), 1)
+    return max(min(kv_heads * group, problem.batch * problem.num_q_heads), 1)
 
 
 def _pointers(offsets: dict[str, int], has_counter: bool) -> tuple[Pointer, ...]:
@@ -167,7 +166,9 @@ def _tensor_maps(problem: Problem, tile: TileSm90) -> tuple[TensorMapSlot, ...]:
     )
 
 
-def tensor_map_slot(offset: int, operand: str, spec: ArraySpec, box_rows: int, dtype: str, itemsize: int) -> TensorMapSlot:
+def tensor_map_slot(
+    offset: int, operand: str, spec: ArraySpec, box_rows: int, dtype: str, itemsize: int
+) -> TensorMapSlot:
     batch, rows, heads, dim = spec.shape
     # An axis of extent 1 may have any stride; the copy engine still wants a valid one.
     steps = zip(spec.strides[:3], spec.shape[:3], strict=True)

@@ -45,6 +45,7 @@ class TileSm90:
     schedule: Schedule
     turns: bool  # warpgroups take turns on the tensor cores
     skips: bool  # a warpgroup leaves out blocks without a key of its own
+    section_mib: int  # keys and values of the heads whose tiles stand together in the order of tiles; 0 is one head
     reason: str
 
     @property
@@ -70,17 +71,17 @@ _ONE, _STATIC, _DYN = Schedule.ONE_TILE, Schedule.STATIC, Schedule.DYNAMIC
 
 # fmt: off
 ROWS = (
-    Row(64, 64, True, 1024, TileSm90(4, 64, 4, 2, _FIX, _STATIC, True, False, "442 / 488; 192x128: 415 / 460")),
-    Row(64, 64, True, _ANY, TileSm90(3, 128, 3, 2, _FIX, _DYN, True, False, "534 to 595; 256x64 stops at 546")),
-    Row(64, 64, False, 4096, TileSm90(4, 64, 4, 2, _FIX, _DYN, True, True, "276 to 467; short blocks on the diagonal")),
-    Row(64, 64, False, _ANY, TileSm90(3, 128, 3, 2, _FIX, _DYN, True, True, "520 to 550; 256x64 stops at 508")),
-    Row(128, 128, True, 512, TileSm90(2, 128, 2, 2, _FIX, _STATIC, True, False, "518 against 511 of 176 keys")),
-    Row(128, 128, True, _ANY, TileSm90(2, 176, 2, 1, _FIX, _DYN, True, False, "593 to 734; 128 keys: 588 to 704")),
-    Row(128, 128, False, _ANY, TileSm90(2, 128, 2, 2, _FIX, _DYN, True, False, "331 to 691; static order: 318 to 523")),
-    Row(256, 256, True, 1024, TileSm90(2, 64, 2, 1, _FIX, _STATIC, False, False, "560 / 641 against 529 / 632")),
-    Row(256, 256, True, _ANY, TileSm90(2, 80, 2, 1, _OPT, _STATIC, False, False, "705 to 763; fixed base: 672 to 738")),
-    Row(256, 256, False, 4096, TileSm90(2, 64, 2, 1, _FIX, _DYN, False, True, "340 to 637 against 334 to 621 of 80")),
-    Row(256, 256, False, _ANY, TileSm90(2, 80, 2, 1, _FIX, _ONE, False, True, "700 / 743; persistent: 662 / 681")),
+    Row(64, 64, True, 1024, TileSm90(4, 64, 4, 2, _FIX, _STATIC, True, False, 0, "442 / 488; 192x128: 415 / 460")),
+    Row(64, 64, True, _ANY, TileSm90(3, 128, 3, 2, _FIX, _DYN, True, False, 0, "534 to 595; 256x64 stops at 546")),
+    Row(64, 64, False, 4096, TileSm90(4, 64, 4, 2, _FIX, _DYN, True, True, 64, "276 to 467; short blocks on the diagonal")),
+    Row(64, 64, False, _ANY, TileSm90(3, 128, 3, 2, _FIX, _DYN, True, True, 64, "520 to 550; 256x64 stops at 508")),
+    Row(128, 128, True, 512, TileSm90(2, 128, 2, 2, _FIX, _STATIC, True, False, 0, "518 against 511 of 176 keys")),
+    Row(128, 128, True, _ANY, TileSm90(2, 176, 2, 1, _FIX, _DYN, True, False, 0, "593 to 734; 128 keys: 588 to 704")),
+    Row(128, 128, False, _ANY, TileSm90(2, 128, 2, 2, _FIX, _DYN, True, False, 64, "331 to 691; static order: 318 to 523")),
+    Row(256, 256, True, 1024, TileSm90(2, 64, 2, 1, _FIX, _STATIC, False, False, 0, "560 / 641 against 529 / 632")),
+    Row(256, 256, True, _ANY, TileSm90(2, 80, 2, 1, _OPT, _STATIC, False, False, 0, "705 to 763; fixed base: 672 to 738")),
+    Row(256, 256, False, 4096, TileSm90(2, 64, 2, 1, _FIX, _DYN, False, True, 64, "340 to 637 against 334 to 621 of 80")),
+    Row(256, 256, False, _ANY, TileSm90(2, 80, 2, 1, _FIX, _ONE, False, True, 64, "700 / 743; persistent: 662 / 681")),
 )
 # fmt: on
 
@@ -95,14 +96,16 @@ def tile_sm90(problem: Problem, device: Device) -> TileSm90 | str:
             and uniform == row.uniform
             and problem.seqlen_k <= row.seqlen_k
         ):
-            return _for_dtype(row.tile, problem)
+            return _adapted(row.tile, problem)
     return _by_rule(problem, device, uniform)
 
 
-def _for_dtype(tile: TileSm90, problem: Problem) -> TileSm90:
-    """The optimistic base lets P grow to 2^15 before a tile is redone in float16, which random data would reach."""
+def _adapted(tile: TileSm90, problem: Problem) -> TileSm90:
+    """The tile as measured for the plain score, adapted to what takes more room."""
+    if problem.score.pre_scale and tile.block_k > 128:
+        tile = replace(tile, block_k=128)  # a score function wants registers: 176 keys would spill
     if problem.dtype.name == "float16" and tile.base is Base.OPTIMISTIC:
-        return replace(tile, base=Base.FIXED)
+        tile = replace(tile, base=Base.FIXED)  # P may only grow to 2^15 before a tile is redone
     return tile
 
 
@@ -116,7 +119,7 @@ def _by_rule(problem: Problem, device: Device, uniform: bool) -> TileSm90 | str:
         if registers > 184 or (not uniform and block_k > 128):
             continue
         reason = f"{block_k} keys fill registers or shared memory"
-        tile = TileSm90(2, block_k, 2, 1, Base.FIXED, schedule, dim_v <= 128, not uniform, reason)
+        tile = TileSm90(2, block_k, 2, 1, Base.FIXED, schedule, dim_v <= 128, not uniform, 0 if uniform else 64, reason)
         if shared_bytes(tile, problem.head_dim, problem.head_dim_v) <= device.shared_limit:
             return tile
     return "no tile fits shared memory"

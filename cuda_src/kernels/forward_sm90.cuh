@@ -2,7 +2,7 @@
 //
 // Config: Element, Mask, Score; kBlockQ, kBlockK, kHeadDim, kHeadDimV (the last two rounded up to 16), kWarpgroups,
 // kStages and kQStages of the rings, kBase, kSchedule, kTurns (warpgroups take turns on the tensor cores) and kSkipBlocks
-// (a warpgroup leaves out blocks that hold none of its keys).
+// (a warpgroup leaves out blocks that hold none of its keys), kSharedBytes (what the launch asks for).
 #pragma once
 #include "kernels/forward_sm90_consumer.cuh"
 #include "kernels/forward_sm90_producer.cuh"
@@ -15,9 +15,8 @@ template <class Config>
 CUFLASH_DEVICE void forward_sm90_consume(const typename ForwardSm90<Config>::Params& params,
                                          const typename ForwardSm90<Config>::Shared& shared) {
   using F = ForwardSm90<Config>;
-  const int warp = ptx::warp_index() - 4;  // of the consumers
   const bool is_speaker = ptx::thread_index() % tile::kWarpgroupThreads == 0;
-  ForwardSm90Consumer<Config> consumer{params, shared, warp / 4, is_speaker, {}, {}, {}};
+  ForwardSm90Consumer<Config> consumer{params, shared, static_cast<int>(ptx::warp_index() / 4) - 1, is_speaker, {}, {}, {}};
   // The last warpgroup hands the first turn to the first one.
   if (consumer.warpgroup == F::kWarpgroups - 1) consumer.give_turn_to(0);
 #pragma unroll 1
@@ -31,7 +30,8 @@ CUFLASH_DEVICE void forward_sm90_consume(const typename ForwardSm90<Config>::Par
       refused = consumer.run_tile(work);
     }
     ptx::sync_warp();
-    if (ptx::lane_index() == 0) shared.board.judge(number, warp, refused);
+    const int consumer_warp = ptx::thread_index() / 32 - 4;  // found anew for each tile: the loops need every register
+    if (ptx::lane_index() == 0) shared.board.judge(number, consumer_warp, refused);
   }
 }
 
@@ -48,10 +48,10 @@ CUFLASH_DEVICE void forward_sm90(const typename ForwardSm90<Config>::Params& par
   }
   ptx::sync_cta();  // the barriers are set up
   if (ptx::warp_index() < 4) {
-    ptx::setmaxnreg_dec<F::kProducerRegisters>();
+    if constexpr (F::kSplitsRegisters) ptx::setmaxnreg_dec<F::kProducerRegisters>();
     if (ptx::thread_index() == 0) ForwardSm90Producer<Config>(params, shared).run();
   } else {
-    ptx::setmaxnreg_inc<F::kConsumerRegisters>();
+    if constexpr (F::kSplitsRegisters) ptx::setmaxnreg_inc<F::kConsumerRegisters>();
     forward_sm90_consume<Config>(params, shared);
   }
 }

@@ -34,7 +34,8 @@ struct ForwardSm90 {
   static_assert(kBlockK % 16 == 0 && kBlockK <= 256, "whole products, and a box of TMA has at most 256 rows");
   static_assert(!Config::kTurns || kWarpgroups > 1, "turns need somebody to take them with");
 
-  // Registers a thread after the split. Together they fit the pool that the launch bounds leave to the block.
+  // Registers a thread after the split; with one consumer warpgroup every thread has as many as it can name anyway. Together they fit the pool that the launch bounds leave to the block.
+  static constexpr bool kSplitsRegisters = kWarpgroups > 1;
   static constexpr int kProducerRegisters = kWarpgroups <= 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kWarpgroups <= 2 ? 232 : kWarpgroups == 3 ? 160 : 112;
 
@@ -54,7 +55,7 @@ struct ForwardSm90 {
   };
   static constexpr int kTileBytes = QRing::kBufferBytes + KRing::kBufferBytes + VRing::kBufferBytes;
   static constexpr int kBarriersBytes = QRing::kBarriersBytes + KRing::kBarriersBytes + VRing::kBarriersBytes;
-  static constexpr int kSharedBytes = kTileBytes + Board::kBytes + kBarriersBytes;
+  static_assert(kTileBytes + Board::kBytes + kBarriersBytes == Config::kSharedBytes, "planned as it is laid out");
 
   // Tiles first: their sizes keep the 1024-byte alignment that the swizzle wants.
   CUFLASH_DEVICE static Shared shared() {

@@ -91,7 +91,7 @@ struct ForwardSm90View {
     const float sum[2] = {tile::quad_sum(thread_sum[0]), tile::quad_sum(thread_sum[1])};
     const bool is_inside[2] = {rows[0] < params.seqlen_q, rows[1] < params.seqlen_q};
     // A row without keys has sum 0; its outputs are 0 already. A sum of NaN stays one.
-    const float inverse[2] = {sum[0] == 0.0f ? 0.0f : 1.0f / sum[0], sum[1] == 0.0f ? 0.0f : 1.0f / sum[1]};
+    const float inverse[2] = {sum[0] == 0.0f ? 0.0f : ptx::rcp(sum[0]), sum[1] == 0.0f ? 0.0f : ptx::rcp(sum[1])};
     tile::scale_rows(out, inverse);
     if constexpr (!kMustWrite) {
       float zero[2] = {0.0f, 0.0f};  // stays 0 as long as every term is finite

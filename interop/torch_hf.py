@@ -27,6 +27,24 @@ def register_hf(name: str = "cuflash") -> None:
 
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, attention_mask)
+    _exempt(name)
+
+
+def _exempt(name: str) -> None:
+    """transformers takes every name that contains "flash" for a build of flash-attn and imports that; not this one."""
+    if "flash" not in name:
+        return
+    from transformers import modeling_utils
+
+    importer = getattr(modeling_utils, "lazy_import_flash_attention", None)
+    if importer is None or name in getattr(importer, "exempt", ()):
+        return
+
+    def lazy_import_flash_attention(implementation: Any, *others: Any, **words: Any) -> Any:
+        return None if implementation == name else importer(implementation, *others, **words)
+
+    lazy_import_flash_attention.exempt = (name, *getattr(importer, "exempt", ()))  # type: ignore[attr-defined]
+    modeling_utils.lazy_import_flash_attention = lazy_import_flash_attention
 
 
 def attention(
@@ -52,7 +70,7 @@ def attention(
         (out [batch, seqlen_q, num_q_heads, head_dim_v], None): there are no attention weights to give.
 
     Raises:
-        UnsupportedError: a mask array, dropout, attention sinks or a position bias.
+        UnsupportedError: a mask array, dropout, packed sequences, attention sinks or a position bias.
     """
     from cuflash.attention import flash_attention
 
@@ -62,7 +80,7 @@ def attention(
     if dropout:
         remedy = "set attention_dropout=0 in the model's config"
         raise UnsupportedError("dropout", dropout, "has no kernel yet", remedy)
-    for name in ("s_aux", "position_bias"):
+    for name in ("s_aux", "position_bias", "cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens"):
         if others.get(name) is not None:
             raise UnsupportedError(name, "a tensor", "has no kernel yet", "use another attn_implementation")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal

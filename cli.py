@@ -90,16 +90,19 @@ def check(device: str, preset: str, scope: str | None, family: str, as_json: boo
             table.add_row(*case_cells(result))
             bar.advance(task)
     wrong = sum(not result.ok for result in results)
+    right = sum(result.ok and not result.refusal for result in results)
     if as_json:
         emit({"device": device, "failed": wrong, "cases": [result.as_dict() for result in results]})
     else:
         console.print(table)
         for told in complaints(results):
             console.print(told, style="red", markup=False, highlight=False)
-        total = len(results)
-        failed, fine = f"[bold red]{wrong} of {total} cases failed[/]", f"[green]{total} cases, all within budget[/]"
+        failed, fine = (
+            f"[bold red]{wrong} of {len(results)} cases failed[/]",
+            f"[green]{right} cases, all within budget[/]",
+        )
         console.print(failed if wrong else fine)
-    sys.exit(1 if wrong or not results else 0)
+    sys.exit(1 if wrong or not right else 0)
 
 
 @main.command()

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from cuflash import reference
-from cuflash.backends import eager_on
+from cuflash.backends import ANY_FAMILY, eager_on
 from cuflash.catalog import unique_variants
 from cuflash.dtypes import DTYPES
 from cuflash.eager import Eager
 from cuflash.emulator_build import kernel_library
 from cuflash.emulator_options import EmulatorOptions
-from cuflash.errors import CuflashError
+from cuflash.errors import CuflashError, UnsupportedError
 from cuflash.presets import Shape, preset_shapes
 from cuflash.problem import Keywords
 
@@ -58,7 +58,10 @@ class Deviation:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One case on one device; ``failure`` is the exception's text where there was one."""
+    """One case on one device; ``failure`` is the exception's text where there was one.
+
+    ``refusal`` is set instead where a forced kernel family does not take the case: neither right nor wrong.
+    """
 
     name: str
     dtype: str
@@ -67,6 +70,7 @@ class CaseResult:
     deviations: tuple[Deviation, ...] = ()
     seconds: float = 0.0
     failure: str = ""
+    refusal: str = ""
 
     @property
     def ok(self) -> bool:
@@ -146,7 +150,7 @@ def compare(
     return Deviation(name, float(np.abs(got[finite] - exact[finite]).max()), budget)
 
 
-def check_case(shape: Shape, device: str, eager: Eager, seed: int = 0) -> CaseResult:
+def check_case(shape: Shape, device: str, eager: Eager, seed: int = 0, forced: bool = False) -> CaseResult:
     """One case, forward and backward; a failure of any kind becomes a row and not an exception."""
     extents = f"{shape.batch}x{shape.num_q_heads}/{shape.num_kv_heads}x{shape.seqlen_q}x{shape.seqlen_k}"
     dims = f"{shape.head_dim}" if shape.head_dim == shape.head_dim_v else f"{shape.head_dim},{shape.head_dim_v}"
@@ -161,19 +165,23 @@ def check_case(shape: Shape, device: str, eager: Eager, seed: int = 0) -> CaseRe
             compare(name, got[name], exact[name], unfused[name], ("-inf",) if name == "lse" else ()) for name in got
         )
         return replace(row, deviations=deviations, seconds=seconds)
+    except UnsupportedError as error:
+        told = f"{type(error).__name__}: {error}"
+        return replace(row, refusal=told) if forced else replace(row, failure=told)
     except Exception as error:
         return replace(row, failure=f"{type(error).__name__}: {error}")
 
 
-def run(shapes: list[Shape], device: str, family: str = "auto") -> Iterator[CaseResult]:
+def run(shapes: list[Shape], device: str, family: str = ANY_FAMILY) -> Iterator[CaseResult]:
     """The cases one after another, each as soon as it is known."""
-    eager = eager_on(device, family)
+    eager, forced = eager_on(device, family), family != ANY_FAMILY
+    results = (check_case(shape, device, eager, forced=forced) for shape in shapes)
     if device != "emulator":
-        yield from (check_case(shape, device, eager) for shape in shapes)
+        yield from results
         return
     with ThreadPoolExecutor(2) as builders:  # the next cases' kernels, while this case is emulated
         waiting = [builders.submit(_build_kernels, shape, eager) for shape in shapes]
-        yield from (check_case(shape, device, eager) for shape in shapes)
+        yield from results
         for build in waiting:
             build.cancel()
 

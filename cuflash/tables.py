@@ -50,7 +50,8 @@ def case_cells(result: CaseResult) -> tuple[str, ...]:
     head = (result.name, DTYPES[result.dtype].short, result.mask, result.shape)
     worst = result.worst
     if worst is None:
-        return (*map(escape, head), "", "", "", f"{BAD}failed[/]", "")
+        verdict = "[yellow]not taken[/]" if result.refusal else f"{BAD}failed[/]"
+        return (*map(escape, head), "", "", "", verdict, "")
     verdict = f"{GOOD}ok[/]" if result.ok else f"{BAD}{'misplaced' if worst.why else 'over budget'}[/]"
     numbers = (worst.name, f"{worst.error:.1e}", f"{worst.budget:.1e}")
     return (*map(escape, head), *numbers, verdict, f"{result.seconds:.2f} s")

@@ -65,6 +65,15 @@ def test_a_wrong_kernel_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None
     assert json.loads(result.stdout)["failed"] == 1
 
 
+def test_a_forced_family_that_takes_nothing_is_no_success() -> None:
+    """float32 has no Hopper kernel: no failure, but nothing checked either."""
+    result = invoke("check", "--device", "emulator", "--preset", "minilm", "--quick", "--family", "sm90", "--json")
+    assert result.exit_code == 1
+    (case,) = json.loads(result.stdout)["cases"]
+    assert case["ok"]
+    assert "float32" in case["refusal"]
+
+
 def test_a_crash_is_a_row_and_not_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> dict[str, np.ndarray]:
         raise RuntimeError("the kernel fell over")

@@ -25,6 +25,7 @@ from cuflash.variant import Constant, Variant
 
 __all__ = ["backward"]
 
+CONSUMER_REGISTERS = 232  # a thread; what two warpgroups of them leave, 40, is enough for the producer
 PREPARE_ROWS, PREPARE_THREADS, FINISH_THREADS = 64, 256, 256
 STORE_ROWS = 16  # rows that one warp sends to a gradient at once
 ALIGNMENT = 256  # bytes between the parts of the workspace
@@ -204,7 +205,7 @@ class _Backward:
     @staticmethod
     def _fused_fields(tile: FusedTile) -> dict[str, Constant]:
         stages = {"kQueryStages": tile.query_stages, "kDOutStages": tile.d_out_stages}
-        return {**stages, "kAccumulateDq": tile.accumulates}
+        return {**stages, "kAccumulateDq": tile.accumulates, "kConsumerRegisters": CONSUMER_REGISTERS}
 
     def _fused(self, tile: FusedTile) -> Launch:
         fields = self._fused_fields(tile)

@@ -36,13 +36,18 @@ struct BackwardConsumer {
   CUFLASH_DEVICE void take_turn() const { ptx::named_barrier_sync(kBarrierTurn + warpgroup, kBoth); }
   CUFLASH_DEVICE void pass_turn() const { ptx::named_barrier_arrive(kBarrierTurn + 1 - warpgroup, kBoth); }
 
+  // First of this warp's 16 rows of a tile of keys or values.
+  CUFLASH_DEVICE int own_row() const {
+    return warpgroup * tile::kWarpgroupRows + ptx::thread_index() % tile::kWarpgroupThreads / 32 * 16;
+  }
+
   // Own rows of a tile of keys or values.
   CUFLASH_DEVICE uint32_t rows(uint32_t tile_smem) const {
     return tile_smem + warpgroup * tile::kWarpgroupRows * tile::kSlabRowBytes;
   }
 
   // A key that some queries of a block do not see must not reach their dq, not even as zero times NaN. Those that do see
-  // it have a NaN in lse: they lose nothing.
+  // it have a NaN in lse: they lose nothing. The own scores of the first step have been made; dq comes a turn later.
   CUFLASH_DEVICE void clear_keys() const {
     constexpr int kBytes = tile::kWarpgroupRows * tile::kSlabRowBytes;
 #pragma unroll 1
@@ -50,8 +55,6 @@ struct BackwardConsumer {
       tile::clear_nonfinite<Element, kBytes, tile::kWarpgroupThreads>(
           rows(layout.smem + Layout::kK + slab * Layout::KTile::kSlabBytes), ptx::thread_index() % 128);
     }
-    ptx::fence_proxy_async();  // wgmma reads what the threads have written
-    ptx::named_barrier_sync(kBarrierConsumers, kBoth);
   }
 
   // Scores, [64 keys, block_q], of the stage.
@@ -111,8 +114,7 @@ CUFLASH_DEVICE void backward_pointwise(const Params& params, const BackwardConsu
   // The derivatives of the plain score are the probabilities. Packed only here, they do not live beside d(probs).
   if constexpr (kPlain) tile::pack_fragment<Element>(dots, probs);
   if constexpr (Config::kAccumulateDq) {
-    const int first_key = self.warpgroup * tile::kWarpgroupRows + ptx::thread_index() % 128 / 32 * 16;
-    tile::store_transposed<kBlockQ, kBlockK>(d_scores, layout.d_scores(self.number % 2), first_key);
+    tile::store_transposed<kBlockQ, kBlockK>(d_scores, layout.d_scores(self.number % 2), self.own_row());
     ptx::fence_proxy_async();  // wgmma reads what the threads have written
   }
 }
@@ -135,8 +137,10 @@ CUFLASH_DEVICE void backward_turn(BackwardConsumer<Config>& self, float (&dots)[
   self.take_turn();
   if constexpr (Config::kAccumulateDq) {
     // Warpgroup 0 has nothing before its first step; the product of whatever lies there goes unread, for under a condition
-    // it would make the compiler serialise all products.
-    start_dq(dq, layout, layout.d_scores((self.number + 1 - self.warpgroup) % 2), self.warpgroup);
+    // it would make the compiler serialise all products. It takes values for keys, which the other may be clearing.
+    const bool has_dq = self.warpgroup == 1 || self.number > 0;
+    start_dq<Config>(dq, layout.smem + (has_dq ? Layout::kK : Layout::kV),
+                     layout.d_scores((self.number + 1 - self.warpgroup) % 2), self.warpgroup);
   }
   tile::start_output<Element, kBlockQ, Config::kHeadDimV>(dv, probs, layout.d_out_ring().stage(d_out_now));
   tile::start_output<Element, kBlockQ, Config::kHeadDim>(dk, d_scores, layout.q_ring().stage(q_now));
@@ -164,6 +168,18 @@ CUFLASH_DEVICE void backward_turn(BackwardConsumer<Config>& self, float (&dots)[
   self.pass_turn();
 }
 
+// A warpgroup alone reads its rows of the values: they become the way out of its rows of dv.
+template <class Config, class Params>
+CUFLASH_DEVICE void store_dv(const Params& params, const BackwardConsumer<Config>& self, const HeadBlock& work,
+                             const float (&dv)[Config::kHeadDimV / 2]) {
+  using Layout = BackwardSm90Layout<Config>;
+  constexpr int kBlockK = Config::kBlockK;
+  const int row = self.own_row();
+  ptx::named_barrier_sync(kBarrierProbsFull + self.warpgroup, tile::kWarpgroupThreads);  // read by all four warps
+  tile::store_to_tensor<typename Config::Element, kBlockK, Config::kHeadDimV>(
+      dv, 1.0f, self.layout.smem + Layout::kV, row, &params.dv, work.block * kBlockK + row, work.head, work.batch);
+}
+
 // All steps: a turn for the first scores, then pointwise parts and turns by turns.
 template <class Config, class Params>
 CUFLASH_DEVICE void backward_steps_of(const Params& params, BackwardConsumer<Config>& self, const HeadBlock& work,
@@ -177,22 +193,28 @@ CUFLASH_DEVICE void backward_steps_of(const Params& params, BackwardConsumer<Con
   if (self.warpgroup == 1) self.pass_turn();  // warpgroup 0 begins
   self.take_turn();
   self.start_dots(dots, self.q_at);
+  ptx::mbarrier_wait(self.layout.values_full(), 0);
   self.start_d_probs(d_probs, self.d_out_at);
   self.pass_turn();
+  if constexpr (Config::kAccumulateDq && !Config::Mask::kUniform) {
+    ptx::wgmma_wait<1>();
+    self.clear_keys();
+  }
   backward_pointwise<Config>(params, self, work, step, dots, d_probs, probs, d_scores);
 #pragma unroll 1
-  for (int i = 1; i < count; ++i) {
+  while (self.number + 1 < count) {
     step.advance(steps);
     backward_turn<Config, false>(self, dots, d_probs, probs, d_scores, dk, dv);
     backward_pointwise<Config>(params, self, work, step, dots, d_probs, probs, d_scores);
   }
   backward_turn<Config, true>(self, dots, d_probs, probs, d_scores, dk, dv);
 
+  store_dv(params, self, work, dv);  // while the other has its last turn
   if (self.warpgroup == 0) {
     self.take_turn();  // the other's last d(scores) are there
     if constexpr (Config::kAccumulateDq) {
       float dq[Layout::kDqPartCols / 2];
-      start_dq(dq, self.layout, self.layout.d_scores((self.number + 1) % 2), self.warpgroup);
+      start_dq<Config>(dq, self.layout.smem + Layout::kK, self.layout.d_scores((self.number + 1) % 2), self.warpgroup);
       ptx::wgmma_wait<0>();
       ptx::wgmma_touch(dq);
       self.hand_over(dq);
@@ -207,9 +229,8 @@ CUFLASH_DEVICE void backward_consume(const Params& params, const BackwardSm90Lay
   using Element = typename Config::Element;
   constexpr int kBlockK = Config::kBlockK;
   const BackwardSteps steps = backward_steps<Config>(params, work);
-  const int first_key = work.block * kBlockK;
-  const int own_key = warpgroup * tile::kWarpgroupRows;
-  BackwardConsumer<Config> self{layout, warpgroup, first_key + own_key + tile::fragment_row()};
+  const int first_key = work.block * kBlockK + warpgroup * tile::kWarpgroupRows;
+  BackwardConsumer<Config> self{layout, warpgroup, first_key + tile::fragment_row()};
   float dk[Config::kHeadDim / 2], dv[Config::kHeadDimV / 2];
 #pragma unroll
   for (int i = 0; i < Config::kHeadDim / 2; ++i) dk[i] = 0.0f;
@@ -217,16 +238,17 @@ CUFLASH_DEVICE void backward_consume(const Params& params, const BackwardSm90Lay
   for (int i = 0; i < Config::kHeadDimV / 2; ++i) dv[i] = 0.0f;
 
   ptx::mbarrier_wait(layout.keys_full(), 0);
-  if constexpr (Config::kAccumulateDq && !Config::Mask::kUniform) self.clear_keys();
-  if (steps.count() > 0) backward_steps_of(params, self, work, steps, dk, dv);
+  if (steps.count() > 0) {
+    backward_steps_of(params, self, work, steps, dk, dv);
+  } else {
+    store_dv(params, self, work, dv);
+  }
 
-  // Both warpgroups have read the keys for the last time: their tiles become the way out.
+  // Both warpgroups have read the keys for the last time: their tile becomes the way out.
   ptx::named_barrier_sync(kBarrierConsumers, 2 * tile::kWarpgroupThreads);
-  const int row = own_key + ptx::thread_index() % 128 / 32 * 16;
-  tile::store_to_tensor<Element, kBlockK, Config::kHeadDimV>(dv, 1.0f, layout.smem + Layout::kV, row, &params.dv,
-                                                             first_key + row, work.head, work.batch);
+  const int row = self.own_row();
   tile::store_to_tensor<Element, kBlockK, Config::kHeadDim>(dk, params.grad_scale, layout.smem + Layout::kK, row,
-                                                            &params.dk, first_key + row, work.head, work.batch);
+                                                            &params.dk, work.block * kBlockK + row, work.head, work.batch);
   if (ptx::lane_index() == 0) ptx::bulk_wait_read<0>();  // shared memory outlives its readers
 }
 
@@ -239,14 +261,14 @@ CUFLASH_DEVICE void backward_sm90(const Params& params) {
   init_backward_barriers(layout);
   // Each role finds its work for itself: nothing is carried over the change of registers.
   if (warp < 4) {
-    ptx::setmaxnreg_dec<24>();
+    ptx::setmaxnreg_dec<504 - 2 * Config::kConsumerRegisters>();
     if (ptx::thread_index() == 0) {
       backward_produce<Config>(params, layout, key_block_of(params));
     } else if (Config::kAccumulateDq && (warp == 1 || warp == 2)) {
       backward_add_dq(params, layout, key_block_of(params), warp - 1);
     }
   } else {
-    ptx::setmaxnreg_inc<240>();
+    ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
     backward_consume(params, layout, key_block_of(params), warp / 4 - 1);
   }
 }

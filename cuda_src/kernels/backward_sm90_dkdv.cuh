@@ -28,7 +28,7 @@ struct BackwardSm90DkdvLayout {
   static constexpr uint32_t kLse = kProbs + 2 * kProbBytes;
   static constexpr uint32_t kDelta = kLse + kStages * kStatBytes;
   static constexpr uint32_t kBarriers = kDelta + kStages * kStatBytes;
-  static constexpr uint32_t kBytes = kBarriers + (1 + 4 * kStages) * tile::kBarrierBytes;
+  static constexpr uint32_t kBytes = kBarriers + (2 + 4 * kStages) * tile::kBarrierBytes;
   static_assert(kBytes == Config::kSharedBytes, "the planner reserves what the kernel uses");
 
   using QRing = tile::Ring<kStages, QTile::kBytes>;
@@ -36,7 +36,8 @@ struct BackwardSm90DkdvLayout {
   uint32_t smem;
 
   CUFLASH_DEVICE uint32_t keys_full() const { return smem + kBarriers; }
-  CUFLASH_DEVICE QRing q_ring() const { return {smem + kQ, keys_full() + tile::kBarrierBytes}; }
+  CUFLASH_DEVICE uint32_t values_full() const { return keys_full() + tile::kBarrierBytes; }
+  CUFLASH_DEVICE QRing q_ring() const { return {smem + kQ, values_full() + tile::kBarrierBytes}; }
   CUFLASH_DEVICE DOutRing d_out_ring() const { return {smem + kDOut, q_ring().barriers + QRing::kBarriersBytes}; }
   CUFLASH_DEVICE uint32_t lse(typename QRing::Position at) const { return smem + kLse + at.stage * kStatBytes; }
   CUFLASH_DEVICE uint32_t delta(typename QRing::Position at) const { return smem + kDelta + at.stage * kStatBytes; }
@@ -170,6 +171,7 @@ CUFLASH_DEVICE void dkdv_consume(const Params& params, const BackwardSm90DkdvLay
 
   ptx::mbarrier_wait(layout.keys_full(), 0);
   if (step.total > 0) {
+    if constexpr (!kMakesProbs) ptx::mbarrier_wait(layout.values_full(), 0);
     if constexpr (kMakesProbs) {
       start_dkdv_scores<Config>(products, layout, step.at);
     } else {

@@ -54,6 +54,33 @@ struct FragmentPlace {
   CUFLASH_DEVICE int k(int i) const { return first_k + (kKeysInRows ? 8 * tile::row_of(i) : tile::col_of(i)); }
 };
 
+// What is visible of a thread's accumulators: of each of its two rows one interval of columns, because a query sees an
+// interval of keys and a key is seen by an interval of queries. Columns are compile-time numbers: two comparisons each.
+template <class Mask, bool kKeysInRows>
+struct FragmentMask {
+  Range rows[tile::kFragmentRows];  // columns, counted from the thread's first
+
+  template <class Params>
+  CUFLASH_DEVICE FragmentMask(const Params& params, const FragmentPlace<kKeysInRows>& place) {
+#pragma unroll
+    for (int row = 0; row < tile::kFragmentRows; ++row) {
+      if constexpr (kKeysInRows) {
+        const int k = place.first_k + 8 * row;
+        const Range queries = Mask::query_range(params.mask, k, k, params.seqlen_q);
+        rows[row] = {queries.begin - place.first_q, k < params.seqlen_k ? queries.end - place.first_q : 0};
+      } else {
+        const int q = place.first_q + 8 * row;
+        const Range keys = Mask::key_range(params.mask, q, q, params.seqlen_k);
+        rows[row] = {keys.begin - place.first_k, keys.end - place.first_k};
+      }
+    }
+  }
+  CUFLASH_DEVICE bool hides(int i) const {
+    const Range& row = rows[tile::row_of(i)];
+    return tile::col_of(i) < row.begin || tile::col_of(i) >= row.end;
+  }
+};
+
 // One number a query (lse, delta) for each element of a fragment: from shared memory where queries run along the columns,
 // a pair every eight of them, or from registers where they run along the rows, one for each of the thread's two.
 struct ColumnStats {
@@ -69,17 +96,11 @@ struct RowStats {
   CUFLASH_DEVICE f32x4 of_chunk(int) const { return {upper, upper, lower, lower}; }
 };
 
-// Whether a pair takes part: padding and masked pairs do not.
-template <class Mask, class Params, class Place>
-CUFLASH_DEVICE bool is_visible(const Params& params, const Place& place, int i) {
-  return place.k(i) < params.seqlen_k && Mask::keeps(params.mask, place.q(i), place.k(i));
-}
-
 // dots [64, kCols] of the plain score become probabilities; the hidden ones are selected to zero after the exponential,
 // so that neither an overflow nor a NaN of theirs survives.
-template <class Config, int kCount, class Params, class Place, class Stats>
-CUFLASH_DEVICE void exponentiate(float (&dots)[kCount], bool masked, const Params& params, const Place& place,
-                                 const Stats& lse_log2) {
+template <class Config, bool kKeysInRows, int kCount, class Params, class Stats>
+CUFLASH_DEVICE void exponentiate(float (&dots)[kCount], bool masked, const Params& params,
+                                 const FragmentPlace<kKeysInRows>& place, const Stats& lse_log2) {
   const float unit = params.softmax_unit;
 #pragma unroll
   for (int i = 0; i < kCount; i += 4) {
@@ -90,15 +111,16 @@ CUFLASH_DEVICE void exponentiate(float (&dots)[kCount], bool masked, const Param
     dots[i + 3] = tile::exp2(tile::fma(dots[i + 3], unit, -lse.w));
   }
   if (!masked) return;
+  const FragmentMask<typename Config::Mask, kKeysInRows> mask(params, place);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    if (!is_visible<typename Config::Mask>(params, place, i)) dots[i] = 0.0f;
+    if (mask.hides(i)) dots[i] = 0.0f;
   }
 }
 
 // The same for one element of any other score: returns the probability, dot becomes its derivative by the natural score.
-template <class Config, class Params, class Place>
-CUFLASH_DEVICE float exponentiate_score(float& dot, bool masked, const Params& params,
+template <class Config, class Params, class Place, class Mask>
+CUFLASH_DEVICE float exponentiate_score(float& dot, bool masked, const Mask& mask, const Params& params,
                                         const typename Config::Score::Head& head, const Place& place, int i,
                                         float lse_log2) {
   using Score = typename Config::Score;
@@ -106,22 +128,23 @@ CUFLASH_DEVICE float exponentiate_score(float& dot, bool masked, const Params& p
   const float score = Score::apply(head, scaled, place.q(i), place.k(i));
   float prob = tile::exp2(tile::fma(score, params.softmax_unit, -lse_log2));
   float derivative = prob * Score::derivative(head, scaled, place.q(i), place.k(i));
-  if (prob == 0.0f || (masked && !is_visible<typename Config::Mask>(params, place, i))) prob = derivative = 0.0f;
+  if (prob == 0.0f || (masked && mask.hides(i))) prob = derivative = 0.0f;
   dot = derivative;
   return prob;
 }
 
-template <class Config, int kCount, class Params, class Place, class Stats>
+template <class Config, bool kKeysInRows, int kCount, class Params, class Stats>
 CUFLASH_DEVICE void exponentiate_scores(float (&dots)[kCount], uint32_t (&probs)[kCount / 2], bool masked,
                                         const Params& params, const typename Config::Score::Head& head,
-                                        const Place& place, const Stats& lse_log2) {
+                                        const FragmentPlace<kKeysInRows>& place, const Stats& lse_log2) {
+  const FragmentMask<typename Config::Mask, kKeysInRows> mask(params, place);
 #pragma unroll
   for (int i = 0; i < kCount; i += 4) {
     const f32x4 lse = lse_log2.of_chunk(i / 4);
-    const float p0 = exponentiate_score<Config>(dots[i], masked, params, head, place, i, lse.x);
-    const float p1 = exponentiate_score<Config>(dots[i + 1], masked, params, head, place, i + 1, lse.y);
-    const float p2 = exponentiate_score<Config>(dots[i + 2], masked, params, head, place, i + 2, lse.z);
-    const float p3 = exponentiate_score<Config>(dots[i + 3], masked, params, head, place, i + 3, lse.w);
+    const float p0 = exponentiate_score<Config>(dots[i], masked, mask, params, head, place, i, lse.x);
+    const float p1 = exponentiate_score<Config>(dots[i + 1], masked, mask, params, head, place, i + 1, lse.y);
+    const float p2 = exponentiate_score<Config>(dots[i + 2], masked, mask, params, head, place, i + 2, lse.z);
+    const float p3 = exponentiate_score<Config>(dots[i + 3], masked, mask, params, head, place, i + 3, lse.w);
     probs[i / 2] = ptx::pack2<typename Config::Element>(p0, p1);
     probs[i / 2 + 1] = ptx::pack2<typename Config::Element>(p2, p3);
   }

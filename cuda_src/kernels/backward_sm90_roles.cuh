@@ -42,7 +42,7 @@ struct BackwardSm90Layout {
   static constexpr uint32_t kLse = kDq + (kAccumulateDq ? 2 * kDqPartFloats * 4 : 0);
   static constexpr uint32_t kDelta = kLse + kQueryStages * kStatBytes;
   static constexpr uint32_t kBarriers = kDelta + kQueryStages * kStatBytes;
-  static constexpr uint32_t kBytes = kBarriers + (1 + 2 * kQueryStages + 2 * kDOutStages) * tile::kBarrierBytes;
+  static constexpr uint32_t kBytes = kBarriers + (2 + 2 * kQueryStages + 2 * kDOutStages) * tile::kBarrierBytes;
   static_assert(kBytes == Config::kSharedBytes, "the planner reserves what the kernel uses");
 
   using QRing = tile::Ring<kQueryStages, QTile::kBytes>;
@@ -50,7 +50,8 @@ struct BackwardSm90Layout {
   uint32_t smem;
 
   CUFLASH_DEVICE uint32_t keys_full() const { return smem + kBarriers; }
-  CUFLASH_DEVICE QRing q_ring() const { return {smem + kQ, keys_full() + tile::kBarrierBytes}; }
+  CUFLASH_DEVICE uint32_t values_full() const { return keys_full() + tile::kBarrierBytes; }
+  CUFLASH_DEVICE QRing q_ring() const { return {smem + kQ, values_full() + tile::kBarrierBytes}; }
   CUFLASH_DEVICE DOutRing d_out_ring() const { return {smem + kDOut, q_ring().barriers + QRing::kBarriersBytes}; }
   CUFLASH_DEVICE uint32_t lse(typename QRing::Position at) const { return smem + kLse + at.stage * kStatBytes; }
   CUFLASH_DEVICE uint32_t delta(typename QRing::Position at) const { return smem + kDelta + at.stage * kStatBytes; }
@@ -87,14 +88,12 @@ CUFLASH_DEVICE void backward_add_dq(const Params& params, const BackwardSm90Layo
   if (speaks) ptx::bulk_wait_read<0>();  // shared memory outlives its readers
 }
 
-// Starts dq = d_scores k for this warpgroup's part; d_scores of both warpgroups are in shared memory.
+// Starts dq = d_scores k for this warpgroup's part; keys and d_scores of both warpgroups are in shared memory.
 template <class Config, int kCount>
-CUFLASH_DEVICE void start_dq(float (&dq)[kCount], const BackwardSm90Layout<Config>& layout, uint32_t d_scores_smem,
-                             int warpgroup) {
+CUFLASH_DEVICE void start_dq(float (&dq)[kCount], uint32_t k_smem, uint32_t d_scores_smem, int warpgroup) {
   using Layout = BackwardSm90Layout<Config>;
   using Element = typename Config::Element;
   constexpr int kBlockQ = Config::kBlockQ, kBlockK = Config::kBlockK;
-  const uint32_t k_smem = layout.smem + Layout::kK;
   const uint32_t k_part_smem = k_smem + warpgroup * Layout::kDqPartOffset;
   if constexpr (Layout::kDqByRows) {
     const uint32_t rows_smem = d_scores_smem + warpgroup * tile::kWarpgroupRows * tile::kSlabRowBytes;

@@ -11,6 +11,7 @@ CUFLASH_DEVICE void init_backward_barriers(const Layout& layout) {
   constexpr int kConsumerWarps = 8;
   if (ptx::thread_index() == 0) {
     ptx::mbarrier_init(layout.keys_full(), 1);
+    ptx::mbarrier_init(layout.values_full(), 1);
     layout.q_ring().init(kConsumerWarps);
     layout.d_out_ring().init(kConsumerWarps);
     ptx::mbarrier_init_fence();
@@ -55,18 +56,22 @@ CUFLASH_DEVICE BackwardSteps backward_steps(const Params& params, const HeadBloc
   return {work.head * group, work.head * group + group, first_block, last_block};
 }
 
-// One thread: keys and values once, then queries and d_out block by block.
+// The values, 64 columns a load.
+template <class Config, class Layout, class Params>
+CUFLASH_DEVICE void load_values(const Params& params, const Layout& layout, const HeadBlock& work) {
+  ptx::mbarrier_arrive_expect_tx(layout.values_full(), Layout::VTile::kBytes);
+  tile::load_slabs<Config::kBlockK, Config::kHeadDimV>(layout.smem + Layout::kV, &params.v, layout.values_full(),
+                                                       work.block * Config::kBlockK, work.head, work.batch);
+}
+
+// One thread: keys and values once, queries and d_out block by block. What the first product needs comes first: keys and
+// queries, then values and d_out.
 template <class Config, class Layout, class Params>
 CUFLASH_DEVICE void backward_produce(const Params& params, const Layout& layout, const HeadBlock& work) {
   const BackwardSteps steps = backward_steps<Config>(params, work);
-  const int first_key = work.block * Config::kBlockK;
-  ptx::prefetch_tensor_map(&params.q);
-  ptx::prefetch_tensor_map(&params.d_out);
-  ptx::mbarrier_arrive_expect_tx(layout.keys_full(), Layout::KTile::kBytes + Layout::VTile::kBytes);
-  tile::load_slabs<Config::kBlockK, Config::kHeadDim>(layout.smem + Layout::kK, &params.k, layout.keys_full(), first_key,
-                                                      work.head, work.batch);
-  tile::load_slabs<Config::kBlockK, Config::kHeadDimV>(layout.smem + Layout::kV, &params.v, layout.keys_full(),
-                                                       first_key, work.head, work.batch);
+  ptx::mbarrier_arrive_expect_tx(layout.keys_full(), Layout::KTile::kBytes);
+  tile::load_slabs<Config::kBlockK, Config::kHeadDim>(layout.smem + Layout::kK, &params.k, layout.keys_full(),
+                                                      work.block * Config::kBlockK, work.head, work.batch);
   ptx::prefetch_tensor_map(&params.dk);
   ptx::prefetch_tensor_map(&params.dv);
   ptx::griddepcontrol_wait();  // lse, delta and the zeroed accumulator come from the kernel before
@@ -74,6 +79,7 @@ CUFLASH_DEVICE void backward_produce(const Params& params, const Layout& layout,
   typename Layout::DOutRing::Position d_out_at;
   const auto q_ring = layout.q_ring();
   const auto d_out_ring = layout.d_out_ring();
+  bool has_values = false;
 #pragma unroll 1
   for (int head = steps.first_head; head < steps.last_head; ++head) {
     int64_t stat = (static_cast<int64_t>(work.batch) * params.num_q_heads + head) * params.stat_rows +
@@ -88,11 +94,13 @@ CUFLASH_DEVICE void backward_produce(const Params& params, const Layout& layout,
       ptx::bulk_load(layout.lse(q_at), params.lse_log2 + stat, Layout::kStatBytes, q_ring.full(q_at));
       ptx::bulk_load(layout.delta(q_at), params.delta + stat, Layout::kStatBytes, q_ring.full(q_at));
       stat += Config::kBlockQ;
+      q_at.advance();
+      if (!has_values) load_values<Config>(params, layout, work);
+      has_values = true;
       d_out_ring.wait_empty(d_out_at);
       ptx::mbarrier_arrive_expect_tx(d_out_ring.full(d_out_at), Layout::DOutTile::kBytes);
       tile::load_slabs<Config::kBlockQ, Config::kHeadDimV>(d_out_ring.stage(d_out_at), &params.d_out,
                                                            d_out_ring.full(d_out_at), row, head, work.batch);
-      q_at.advance();
       d_out_at.advance();
     }
   }

@@ -95,7 +95,9 @@ def compile_cubin(variant: Variant, target: str) -> Cubin:
 
     program = nvrtc.createProgram(variant.source(), f"{variant.symbol}.cu", (), ())
     try:
-        nvrtc.compileProgram(program, (*options(target), "--ptxas-options=-v", "--ptxas-options=--warn-on-spills"))
+        report = ("--ptxas-options=-v", "--ptxas-options=--warn-on-spills")
+        # RawModule adds this one by itself: constexpr functions need no annotation.
+        nvrtc.compileProgram(program, (*options(target), "--device-as-default-execution-space", *report))
         return Cubin(variant.symbol, target, nvrtc.getCUBIN(program), nvrtc.getProgramLog(program))
     except nvrtc.NVRTCError as error:
         log = nvrtc.getProgramLog(program) or str(error)

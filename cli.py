@@ -222,10 +222,15 @@ def compile_command(
     bar, task = progress(len(jobs), "compiling")
     rows = []
     with bar:
-        for variant, target in jobs:
-            rows.append(catalog.compile_one(variant, target, out))
+        for compiled in catalog.compile_many(jobs, out):
+            rows.append(compiled)
             bar.advance(task)
-    emit(rows) if as_json else console.print(compile_table(rows))
+    if as_json:
+        emit(rows)
+    else:
+        console.print(compile_table(rows))
+        for row in rows:
+            console.print(row["error"], style="red", markup=False, highlight=False, end="\n" if row["error"] else "")
     sys.exit(0 if all(row["ok"] for row in rows) else 1)
 
 

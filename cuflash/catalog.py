@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from cuflash.variant import Variant
 
 __all__ = [
     "architectures",
+    "compile_many",
     "compile_one",
     "describe",
     "device_here",
@@ -114,6 +117,12 @@ def describe(plan: Plan, with_registers: bool = False) -> dict[str, Any]:
         "reasons": list(plan.reasons),
         "launches": launches,
     }
+
+
+def compile_many(jobs: Iterable[tuple[Variant, str]], out: Path | None) -> Iterator[dict[str, Any]]:
+    """``compile_one`` over all cores, results in order; NVRTC works outside Python's lock."""
+    with ThreadPoolExecutor(os.cpu_count()) as compilers:
+        yield from compilers.map(lambda job: compile_one(*job, out), jobs)
 
 
 def compile_one(variant: Variant, target: str, out: Path | None) -> dict[str, Any]:

@@ -130,11 +130,7 @@ def compile_table(rows: Iterable[Mapping[str, Any]]) -> Table:
     for column in ("kernel", "target", "KiB", "registers", "spills", "seconds", "verdict"):
         table.add_column(column, justify="left" if column in ("kernel", "target", "verdict") else "right")
     for row in rows:
-        verdict = (
-            f"{GOOD}ok[/]"
-            if row["ok"]
-            else f"{BAD}{escape(row['error'].splitlines()[0] if row['error'] else 'spills')}[/]"
-        )
+        verdict = f"{GOOD}ok[/]" if row["ok"] else f"{BAD}{'refused' if row['error'] else 'spills'}[/]"
         table.add_row(
             row["symbol"],
             row["target"],

@@ -67,7 +67,7 @@ def _workspace(plan: Plan) -> np.ndarray[Any, Any]:
     room = np.full(plan.workspace_bytes + 256, 0xFF, np.uint8)
     start = -room.ctypes.data % 256
     workspace = room[start : start + plan.workspace_bytes]
-    if any(getattr(launch, "zeroed", False) for launch in plan.launches):
+    if plan.zeroed:
         workspace[:] = 0
     return workspace
 

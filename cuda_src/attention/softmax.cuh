@@ -4,9 +4,14 @@
 
 namespace cuflash {
 
-// The base by which a row's probabilities are divided may stay this far (in log2 units) below the row's maximum: they
-// then reach 2^8, which float16 holds as exactly as 1, and the accumulated output needs no rescale.
+// Softmax does not depend on the base as long as nothing overflows, so a base need not be the running maximum:
+//   - in a block whose maximum is looked up, the base may stay this far (log2 units) below it: probabilities reach 2^8,
+//     which float16 holds as exactly as 1, and the accumulated output needs no rescale;
 inline constexpr float kBaseSlack = 8.0f;
+//   - in other blocks the maximum is not looked up at all. A thread whose part of a block's row sum passes this limit
+//     tells that the base is too low; the block is then done again with a look at its maximum. Below the limit every
+//     probability fits float16.
+inline constexpr float kSumLimit = 32768.0f;
 
 // The base of a row that has seen no key: every score that is not -inf stands above it, so it acts as -inf would, but
 // differences of bases and scores stay numbers where -inf - -inf is none.
@@ -19,6 +24,13 @@ CUFLASH_DEVICE float probability(float score, float unit, float base) {
 
 // 1 / sum for the output; a row without keys has sum 0 and output 0.
 CUFLASH_DEVICE float normalizer(float sum) { return sum == 0.0f ? 0.0f : tile::reciprocal(sum); }
+
+// value / sum to the last bit of float32 or nearly, with inverse = normalizer(sum): a step of Newton's method mends the
+// rounding of the inverse. An infinite value stays as it is; its remainder would be inf - inf.
+CUFLASH_DEVICE float quotient(float value, float sum, float inverse) {
+  const float rough = value * inverse;
+  return tile::magnitude(rough) < kInfinity ? tile::fma(tile::fma(-rough, sum, value), inverse, rough) : rough;
+}
 
 // Natural logarithm of the row sum; -inf for a row without keys.
 CUFLASH_DEVICE float log_sum_exp(float base, float sum) { return (base + tile::log2(sum)) * kLn2; }

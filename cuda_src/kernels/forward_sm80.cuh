@@ -73,9 +73,10 @@ struct ForwardBlock {
   const tile::BColumnReader<typename Layout::VTile> v_reader;
   tile::Operand<Element> q_frag[Layout::kQueryInRegisters ? Layout::kRowTiles : 1]
                                [Layout::kQueryInRegisters ? Config::kHeadDim / kDepth : 1];
-  Out out;        // [warp's rows, head_dim_v], times the row's sum and 2^base
-  Scores scores;  // [warp's rows, kBlockK]; probabilities once they are made
+  Out out;  // [warp's rows, head_dim_v], times the row's sum and 2^base
   OnlineSoftmax<kLaneRows> softmax;
+  static constexpr int kSteps = kBlockK / kDepth;     // of the product with V
+  uint32_t probs[Layout::kRowTiles][kSteps][4];  // [warp's rows, kBlockK] as operands of that product
 
   CUFLASH_DEVICE ForwardBlock(const Params& params, const BlockPosition& position)
       : params(params),
@@ -138,7 +139,7 @@ struct ForwardBlock {
 
   // S = Q K^T, then score function and mask.
   template <bool kMasked>
-  CUFLASH_DEVICE void make_scores(int k_block) {
+  CUFLASH_DEVICE void make_scores(int k_block, Scores& scores) const {
     scores.clear();
     const auto keys_of_stage = k_reader.moved(stage_of(k_block) * Layout::KTile::kBytes);
     tile::gemm<Element, Config::kHeadDim / kDepth>(
@@ -148,18 +149,51 @@ struct ForwardBlock {
           else return q_reader(m, step);
         },
         keys_of_stage);
-    if constexpr (!kMasked && !Score::kPreScale) return;
-    scores.for_each([&](float& score, int, int row, int col) {
-      const int q = first_row + warp_first_row + row;
-      const int k = k_block * kBlockK + col;
-      if constexpr (Score::kPreScale) score = Score::apply(head, score * params.pre_scale, q, k);
-      // A selection, so that whatever an unseen key holds stays behind.
-      if constexpr (kMasked) score = k < params.seqlen_k && Mask::keeps(params.mask, q, k) ? score : -kInfinity;
-    });
+    if constexpr (Score::kPreScale) apply_score(k_block, scores);
+    if constexpr (kMasked) apply_mask(k_block, scores);
   }
 
-  // Moves the bases of the warp's rows when one of them is outgrown; else nothing but the comparison is paid.
-  CUFLASH_DEVICE void follow_maximum() {
+  CUFLASH_DEVICE void apply_score(int k_block, Scores& scores) const {
+    // Opaque, or all that depends on positions alone would wait in registers for a second pass over the block.
+    const int lane_key = ptx::opaque(k_block * kBlockK + Scores::first_col());
+#pragma unroll
+    for (int n = 0; n < Scores::kColTiles; ++n) {
+      ptx::sync_warp();  // bounds what the compiler works on at once: registers are short here
+#pragma unroll
+      for (int lane_row = 0; lane_row < kLaneRows; ++lane_row) {
+        const int q = first_row + warp_first_row + Scores::row_of(lane_row);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& score = scores.values[lane_row / 2][n][lane_row % 2 * 2 + i];
+          score = Score::apply(head, score * params.pre_scale, q, {lane_key, n * 8 + i});
+        }
+      }
+    }
+  }
+
+  // Unseen scores become -inf: by selection, so that whatever an unseen key holds stays behind. What a row sees is an
+  // interval, taken relative to the lane's first column: then each comparison is with a number in the instruction.
+  CUFLASH_DEVICE void apply_mask(int k_block, Scores& scores) const {
+    const int lane_key = k_block * kBlockK + Scores::first_col();
+#pragma unroll
+    for (int lane_row = 0; lane_row < kLaneRows; ++lane_row) {
+      const int q = first_row + warp_first_row + Scores::row_of(lane_row);
+      const Range seen = Mask::key_range(params.mask, q, q, params.seqlen_k);
+      const int begin = seen.begin - lane_key, end = seen.end - lane_key;
+#pragma unroll
+      for (int n = 0; n < Scores::kColTiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& score = scores.values[lane_row / 2][n][lane_row % 2 * 2 + i];
+          const int col = n * 8 + i;
+          score = col < end && (!Mask::kHasLowerEdge || col >= begin) ? score : -kInfinity;
+        }
+      }
+    }
+  }
+
+  // Moves the bases of the warp's rows if one of them is outgrown.
+  CUFLASH_DEVICE void follow_maximum(Scores& scores) {
     const float unit = params.softmax_unit;
     float row_max[kLaneRows];
     bool is_outgrown = false;
@@ -175,42 +209,57 @@ struct ForwardBlock {
     }
   }
 
-  // Scores of one step of the product with V become probabilities, and the operand.
-  CUFLASH_DEVICE tile::Operand<Element> make_probabilities(int m, int step) {
+  // P = softmax numerators of one block, from scores to operands; adds to the row sums. Blocks that are masked, and the
+  // first of a row, look up their maximum. Others do without, and are done again in the rare case that a base is too low.
+  template <bool kMasked>
+  CUFLASH_DEVICE void make_probabilities(int k_block) {
+    float part[kLaneRows];
+    for (bool looks_up = kMasked || ptx::vote_any(softmax.base[0] == kNoBase);; looks_up = true) {
+      Scores scores;
+      make_scores<kMasked>(k_block, scores);
+      if (looks_up) follow_maximum(scores);
 #pragma unroll
-    for (int n = step * kDepth / 8; n < (step + 1) * kDepth / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = 2 * m + i / 2;
-        float& value = scores.values[m][n][i];
+      for (int row = 0; row < kLaneRows; ++row) part[row] = 0.0f;
+      scores.for_each([&](float& value, int row, int, int) {
         value = probability(value, params.softmax_unit, softmax.base[row]);
-        softmax.sum[row] += value;
+        part[row] += value;
+      });
+#pragma unroll
+      for (int m = 0; m < Layout::kRowTiles; ++m) {
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) scores.template operand_words<Element>(m, step, probs[m][step]);
       }
+      if (looks_up) break;
+      bool is_low = false;
+#pragma unroll
+      for (int row = 0; row < kLaneRows; ++row) is_low |= part[row] > kSumLimit;
+      if (!ptx::vote_any(is_low)) break;
     }
-    return scores.template operand<Element>(m, step);
+#pragma unroll
+    for (int row = 0; row < kLaneRows; ++row) softmax.sum[row] += part[row];
   }
 
   // O += P V.
   template <bool kMasked>
   CUFLASH_DEVICE void accumulate(int k_block, bool has_nonfinite) {
-    follow_maximum();
-    constexpr int kSteps = kBlockK / kDepth;
+    using Operand = tile::Operand<Element>;
     const auto values_of_stage = v_reader.moved(stage_of(k_block) * Layout::VTile::kBytes);
     if (kMasked && !Mask::kUniform && has_nonfinite) {
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-        for (int m = 0; m < Layout::kRowTiles; ++m) make_probabilities(m, step);
-      }
       tile::visible_gemm<Element, kSteps>(
-          out, [&](int m) { return scores.template operand<Element>(m, 0); }, values_of_stage,
+          out, [&](int m) { return Operand::from_words(probs[m][0]); }, values_of_stage,
           [&](int row, int col) {
             return Mask::keeps(params.mask, first_row + warp_first_row + row, k_block * kBlockK + col);
           },
-          [&] { scores.drop_columns(kDepth / 8); });
+          [&] {
+#pragma unroll
+            for (int m = 0; m < Layout::kRowTiles; ++m) {
+#pragma unroll
+              for (int i = 0; i < 4 * (kSteps - 1); ++i) probs[m][i / 4][i % 4] = probs[m][i / 4 + 1][i % 4];
+            }
+          });
     } else {
       tile::gemm<Element, kSteps>(
-          out, [&](int m, int step) { return make_probabilities(m, step); }, values_of_stage);
+          out, [&](int m, int step) { return Operand::from_words(probs[m][step]); }, values_of_stage);
     }
   }
 
@@ -223,7 +272,7 @@ struct ForwardBlock {
       ptx::sync_cta();  // these keys are in place, and all warps have read the values that the next ones replace
       load<kMasked>(v_copy, v_smem(k_block), k_block);
       ptx::cp_async_commit();
-      make_scores<kMasked>(k_block);
+      make_probabilities<kMasked>(k_block);
       has_nonfinite = wait_for_values<kMasked>(k_block);  // and all warps have read the keys that the next ones replace
       if (k_block > first_block) load<kMasked>(k_copy, k_smem(k_block - 1), k_block - 1);
       ptx::cp_async_commit();
@@ -235,7 +284,7 @@ struct ForwardBlock {
         load<kMasked>(v_copy, v_smem(k_block - 1), k_block - 1);
       }
       ptx::cp_async_commit();
-      make_scores<kMasked>(k_block);
+      make_probabilities<kMasked>(k_block);
     }
     accumulate<kMasked>(k_block, has_nonfinite);
   }
@@ -266,15 +315,17 @@ struct ForwardBlock {
       }
     }
 
-    // Masked blocks, then full ones; a window has masked ones again, which the second round takes with the same code.
+    // Masked blocks, then full ones; a window has masked ones again, which a second round takes with the same code.
+    int masked_end = full_end;
 #pragma unroll 1
-    for (int round = 0; round < (Mask::kHasLowerEdge ? 2 : 1); ++round) {
+    while (true) {
 #pragma unroll 1
-      for (const int end = round == 0 ? full_end : first_block; k_block >= end; --k_block) {
-        step<true>(k_block, first_block);
-      }
+      for (; k_block >= masked_end; --k_block) step<true>(k_block, first_block);
+      if (k_block < first_block) break;
 #pragma unroll 1
-      for (; round == 0 && k_block >= full_begin; --k_block) step<false>(k_block, first_block);
+      for (; k_block >= full_begin; --k_block) step<false>(k_block, first_block);
+      if (!Mask::kHasLowerEdge) break;
+      masked_end = first_block;
     }
   }
 
@@ -288,7 +339,11 @@ struct ForwardBlock {
 #pragma unroll
     for (int lane_row = 0; lane_row < kLaneRows; ++lane_row) {
       const float sum = tile::quad_sum(softmax.sum[lane_row]);
-      out.scale_row(lane_row, normalizer(sum));
+      if constexpr (sizeof(Element) == 4) {
+        out.for_row(lane_row, [&](float& value) { value = quotient(value, sum, normalizer(sum)); });
+      } else {
+        out.scale_row(lane_row, normalizer(sum));
+      }
       const int row = warp_first_row + Out::row_of(lane_row);
       if (tile::leads_quad() && row < rows) {
         ptx::store_global(lse_gmem + row, log_sum_exp(softmax.base[lane_row], sum));

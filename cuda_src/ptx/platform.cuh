@@ -17,6 +17,12 @@ CUFLASH_DEVICE constexpr To bit_cast(const From& from) {
   return __builtin_bit_cast(To, from);
 }
 
+// The same value, of which the compiler knows nothing: it cannot move what is computed from it out of a loop.
+CUFLASH_DEVICE int opaque(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000);
 
 template <class T>

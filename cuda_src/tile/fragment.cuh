@@ -36,47 +36,50 @@ struct Accumulator {
     }
   }
 
+  // Column of this lane in each column tile; the next one is its other.
+  CUFLASH_DEVICE static int first_col() { return static_cast<int>(ptx::lane_index()) % 4 * 2; }
+
   // Position in the tile of one of this lane's rows.
   CUFLASH_DEVICE static int row_of(int lane_row) {
     return lane_row / 2 * 16 + lane_row % 2 * 8 + static_cast<int>(ptx::lane_index()) / 4;
   }
 
-  CUFLASH_DEVICE void scale_row(int lane_row, float factor) {
+  // Calls visit(value) for this lane's elements of one of its rows.
+  template <class Visit>
+  CUFLASH_DEVICE void for_row(int lane_row, Visit visit) {
 #pragma unroll
     for (int n = 0; n < kColTiles; ++n) {
-      values[lane_row / 2][n][lane_row % 2 * 2] *= factor;
-      values[lane_row / 2][n][lane_row % 2 * 2 + 1] *= factor;
+      visit(values[lane_row / 2][n][lane_row % 2 * 2]);
+      visit(values[lane_row / 2][n][lane_row % 2 * 2 + 1]);
     }
   }
 
-  // The columns move `tiles` column tiles to the left; what falls off is lost. For loops that cannot be unrolled.
-  CUFLASH_DEVICE void drop_columns(int tiles) {
+  CUFLASH_DEVICE void scale_row(int lane_row, float factor) {
+    for_row(lane_row, [&](float& value) { value *= factor; });
+  }
+
+  // Columns [kDepth step, kDepth step + kDepth) of row tile m as the registers of a left operand (Operand::from_words),
+  // without moving data: the lane that holds two columns of a row also holds them as two depths. For float32 the two
+  // columns 2t and 2t + 1 take the places of depths t and t + 4, so the other operand's depth must be read in paired
+  // order.
+  template <class Element>
+  CUFLASH_DEVICE void operand_words(int m, int step, uint32_t (&words)[4]) const {
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int n = 0; n + tiles < kColTiles; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) values[m][n][i] = values[m][n + tiles][i];
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (sizeof(Element) == 2) {
+        const float(&tile)[4] = values[m][2 * step + i / 2];
+        words[i] = ptx::pack2<Element>(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+      } else {
+        words[i] = ptx::bit_cast<uint32_t>(values[m][step][i % 2 * 2 + i / 2]);
       }
     }
   }
 
-  // Columns [kDepth step, kDepth step + kDepth) of row tile m as the left operand of a product, without moving data:
-  // the lane that holds two columns of a row also holds them as two depths. For float32 the two columns 2t and 2t + 1
-  // take the places of depths t and t + 4, so the other operand's depth must be read in paired order.
   template <class Element>
   CUFLASH_DEVICE Operand<Element> operand(int m, int step) const {
-    if constexpr (sizeof(Element) == 2) {
-      const float(&left)[4] = values[m][2 * step];
-      const float(&right)[4] = values[m][2 * step + 1];
-      return {{ptx::pack2<Element>(left[0], left[1]), ptx::pack2<Element>(left[2], left[3]),
-               ptx::pack2<Element>(right[0], right[1]), ptx::pack2<Element>(right[2], right[3])}};
-    } else {
-      const float(&tile)[4] = values[m][step];
-      const uint32_t words[4] = {ptx::bit_cast<uint32_t>(tile[0]), ptx::bit_cast<uint32_t>(tile[2]),
-                                 ptx::bit_cast<uint32_t>(tile[1]), ptx::bit_cast<uint32_t>(tile[3])};
-      return Operand<Element>::from_words(words);
-    }
+    uint32_t words[4];
+    operand_words<Element>(m, step, words);
+    return Operand<Element>::from_words(words);
   }
 };
 

@@ -1,5 +1,6 @@
 // A product whose left operand has zeros that stand for "does not see": exact when the right one holds NaN or infinity.
 #pragma once
+#include "ptx/barrier.cuh"
 #include "tile/gemm.cuh"
 
 namespace cuflash::tile {
@@ -47,15 +48,16 @@ CUFLASH_DEVICE void visible_gemm(C& c, A&& a, B&& b, Sees&& sees, Next&& next) {
       for (int row = 0; row < 16; ++row) {
 #pragma unroll
         for (int pair = 0; pair < C::kColTiles / 2; ++pair) {
+          ptx::sync_warp();  // keeps the compiler from fetching all pairs at once: registers are short here
           const Operand<Element> b_frag = visible_part(
               b(pair, step), [&](int depth) { return sees(m * 16 + row, step * Operand<Element>::kDepth + depth); });
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            float product[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            multiply_add(product, a_frag, b_frag, half);
             float(&sum)[4] = c.values[m][2 * pair + half];
+            float raised[4] = {sum[0], sum[1], sum[2], sum[3]};
+            multiply_add(raised, a_frag, b_frag, half);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) sum[i] += lane_row + i / 2 * 8 == row ? product[i] : 0.0f;
+            for (int i = 0; i < 4; ++i) sum[i] = lane_row + i / 2 * 8 == row ? raised[i] : sum[i];
           }
         }
       }

@@ -20,10 +20,12 @@ struct Alibi {
     return {tile::read(params.slopes + batch * params.batch_stride + q_head), params.shift};
   }
 
-  CUFLASH_DEVICE static float apply(const Head& head, float score, int q, int k) {
-    return tile::fma(-head.slope, tile::magnitude(static_cast<float>(q + head.shift - k)), score);
+  CUFLASH_DEVICE static float apply(const Head& head, float score, int q, KeyPosition k) {
+    // The subtraction in float32 rounds only distances beyond 2^24, as their conversion would.
+    const float distance = static_cast<float>(q + head.shift - k.start) - static_cast<float>(k.offset);
+    return tile::fma(-head.slope, tile::magnitude(distance), score);
   }
-  CUFLASH_DEVICE static float derivative(const Head&, float, int, int) { return 1.0f; }
+  CUFLASH_DEVICE static float derivative(const Head&, float, int, KeyPosition) { return 1.0f; }
 };
 
 }  // namespace cuflash

@@ -12,8 +12,8 @@ struct Scaled {
   static constexpr bool kPreScale = true;
 
   CUFLASH_DEVICE static Head head(const Params&, int, int) { return {}; }
-  CUFLASH_DEVICE static float apply(const Head&, float score, int, int) { return score; }
-  CUFLASH_DEVICE static float derivative(const Head&, float, int, int) { return 1.0f; }
+  CUFLASH_DEVICE static float apply(const Head&, float score, int, KeyPosition) { return score; }
+  CUFLASH_DEVICE static float derivative(const Head&, float, int, KeyPosition) { return 1.0f; }
 };
 
 }  // namespace cuflash

@@ -4,6 +4,13 @@
 
 namespace cuflash {
 
+// Where a key stands: `offset` after `start`. With an offset that the compiler knows, what depends on start alone is
+// worked out once for all keys of a thread. A plain position converts.
+struct KeyPosition {
+  int start, offset;
+  CUFLASH_DEVICE KeyPosition(int start, int offset = 0) : start(start), offset(offset) {}
+};
+
 // A score function is a type with
 //   Params                                 what it needs at run time
 //   Head, head(params, q_head, batch)      what it needs to know about one query head, read once a block
@@ -15,8 +22,8 @@ namespace cuflash {
 template <class Score>
 concept IsScore = requires(typename Score::Params params, typename Score::Head head) {
   { Score::head(params, 0, 0) };
-  { Score::apply(head, 0.0f, 0, 0) };
-  { Score::derivative(head, 0.0f, 0, 0) };
+  { Score::apply(head, 0.0f, 0, KeyPosition(0)) };
+  { Score::derivative(head, 0.0f, 0, KeyPosition(0)) };
   requires Score::kPreScale || !Score::kPreScale;
 };
 

@@ -13,11 +13,11 @@ struct Softcap {
 
   CUFLASH_DEVICE static Head head(const Params& params, int, int) { return params; }
 
-  CUFLASH_DEVICE static float apply(const Head& head, float score, int, int) {
+  CUFLASH_DEVICE static float apply(const Head& head, float score, int, KeyPosition) {
     return head.cap * tanh(score * head.inverse_cap);
   }
 
-  CUFLASH_DEVICE static float derivative(const Head& head, float score, int, int) {
+  CUFLASH_DEVICE static float derivative(const Head& head, float score, int, KeyPosition) {
     const float t = tanh(score * head.inverse_cap);
     return tile::fma(-t, t, 1.0f);
   }

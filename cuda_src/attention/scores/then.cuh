@@ -20,11 +20,11 @@ struct Then {
     return {First::head(params.first, q_head, batch), Second::head(params.second, q_head, batch)};
   }
 
-  CUFLASH_DEVICE static float apply(const Head& head, float score, int q, int k) {
+  CUFLASH_DEVICE static float apply(const Head& head, float score, int q, KeyPosition k) {
     return Second::apply(head.second, First::apply(head.first, score, q, k), q, k);
   }
 
-  CUFLASH_DEVICE static float derivative(const Head& head, float score, int q, int k) {
+  CUFLASH_DEVICE static float derivative(const Head& head, float score, int q, KeyPosition k) {
     const float inner = First::apply(head.first, score, q, k);
     return Second::derivative(head.second, inner, q, k) * First::derivative(head.first, score, q, k);
   }

@@ -26,6 +26,11 @@ CUFLASH_DEVICE constexpr To bit_cast(const From& from) {
   return __builtin_bit_cast(To, from);
 }
 
+// The same value, of which the compiler knows nothing: it cannot move what is computed from it out of a loop.
+CUFLASH_DEVICE int opaque(int value) {
+  return value;
+}
+
 inline constexpr float kInfinity = __builtin_huge_valf();
 
 template <class T>

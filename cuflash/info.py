@@ -14,6 +14,7 @@ from typing import Any
 
 import cuflash
 from cuflash.backends import default_device, why_no_gpu
+from cuflash.interop import launcher
 
 __all__ = ["circumstances", "collect", "driver_version", "installed_versions"]
 
@@ -43,6 +44,7 @@ def collect() -> dict[str, Any]:
         "gpus": [] if no_gpu else _gpus(),
         "no_gpu": no_gpu,
         "emulator_compiler": _host_compiler(),
+        "launcher": launcher.describe(),
         "caches": _caches(),
         "missing": _missing(no_gpu),
     }

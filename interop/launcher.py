@@ -50,6 +50,7 @@ class CLauncher:
     name = "c"
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self.library = ctypes.CDLL(str(path))
         self._run = self.library.cuflash_run
         self._run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]
@@ -96,7 +97,7 @@ def describe() -> str:
     """One line for ``cuflash info``."""
     chosen = launcher()
     if isinstance(chosen, CLauncher):
-        return f"compiled launcher ({chosen.library._name})"
+        return f"compiled launcher ({chosen.path})"
     return "Python launcher (no C compiler and no platform wheel: about 15 us a call more under jax.jit)"
 
 

@@ -141,7 +141,9 @@ def test_out_is_linear_in_values_and_gradients_in_the_output_gradient(device: Pl
     arrays = inputs(dtype, 10, batch=1)
     one = device.both(arrays, deterministic=True)
     louder = device.both({**arrays, "v": arrays["v"] * 2, "d_out": arrays["d_out"] / 2}, deterministic=True)
-    assert equal_bits(louder["out"], one["out"] * 2) and equal_bits(louder["lse"], one["lse"])
+    normal_range = np.abs(one["out"]) > 2.0**-13  # below, float16 rounds to a fixed step
+    assert equal_bits(louder["out"][normal_range], one["out"][normal_range] * 2)
+    assert equal_bits(louder["lse"], one["lse"])
     assert_right({name: louder[name] for name in ("dq", "dk")}, arrays)
     np.testing.assert_allclose(louder["dv"].astype(np.float64), one["dv"].astype(np.float64) / 2, atol=1e-3)
 

@@ -113,4 +113,4 @@ def test_inputs_stay_and_outputs_are_new_memory(device: Place) -> None:
 
 
 def address(array: Any) -> int:
-    return int(array.data.ptr if hasattr(array.data, "ptr") else array.ctypes.data)
+    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)

@@ -26,8 +26,7 @@ def forward(problem: Problem, device: Device) -> Plan | str:
     refusal = _refusal(problem)
     if refusal:
         return refusal
-    tile = tile_sm90(problem, device)
-    return tile if isinstance(tile, str) else forward_with_tile(problem, device, tile)
+    return forward_with_tile(problem, device, tile_sm90(problem))
 
 
 def forward_with_tile(problem: Problem, device: Device, tile: TileSm90) -> Plan | str:

@@ -1,6 +1,7 @@
-"""Tiles of the sm_90 forward kernel: a table of measured rows, and a rule for the head dimensions between them.
+"""Tiles of the sm_90 forward kernel: a table of measured rows.
 
-Figures are TFLOP/s on an H200 with bfloat16 inputs, 16384 tokens and heads * head_dim = 2048, unless said otherwise.
+Figures are TFLOP/s on an H200 with bfloat16 inputs, 16384 tokens and heads * head_dim = 2048, from 512 to 16384 keys;
+"full" rows and rows with a mask (measured: causal) apart.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from cuflash.architectures import Device
 from cuflash.problem import Problem
 
 __all__ = ["Base", "Schedule", "TileSm90", "shared_bytes", "tile_sm90"]
@@ -56,7 +56,7 @@ class TileSm90:
 
 @dataclass(frozen=True)
 class Row:
-    """One measured choice: up to which head_dim, head_dim_v and number of keys it holds, for which masks."""
+    """One measured choice: up to which head_dim, head_dim_v and number of keys it holds, with or without a mask."""
 
     head_dim: int
     head_dim_v: int
@@ -66,71 +66,63 @@ class Row:
 
 
 _ANY = 2**31
-_FIX, _OPT = Base.FIXED, Base.OPTIMISTIC
-_ONE, _STATIC, _DYN = Schedule.ONE_TILE, Schedule.STATIC, Schedule.DYNAMIC
+_FIX = Base.FIXED
+_STATIC, _DYN = Schedule.STATIC, Schedule.DYNAMIC
 
 # fmt: off
 ROWS = (
-    Row(64, 64, True, 1024, TileSm90(4, 64, 4, 2, _FIX, _STATIC, True, False, 0, "442 / 488; 192x128: 415 / 460")),
-    Row(64, 64, True, _ANY, TileSm90(3, 128, 3, 2, _FIX, _DYN, True, False, 0, "534 to 595; 256x64 stops at 546")),
-    Row(64, 64, False, 4096, TileSm90(4, 64, 4, 2, _FIX, _DYN, True, True, 64, "276 to 467; short blocks on the diagonal")),
-    Row(64, 64, False, _ANY, TileSm90(3, 128, 3, 2, _FIX, _DYN, True, True, 64, "520 to 550; 256x64 stops at 508")),
-    Row(128, 128, True, 512, TileSm90(2, 128, 2, 2, _FIX, _STATIC, True, False, 0, "518 against 511 of 176 keys")),
-    Row(128, 128, True, _ANY, TileSm90(2, 176, 2, 1, _FIX, _DYN, True, False, 0, "593 to 734; 128 keys: 588 to 704")),
-    Row(128, 128, False, _ANY, TileSm90(2, 128, 2, 2, _FIX, _DYN, True, False, 64, "331 to 691; static order: 318 to 523")),
-    Row(256, 256, True, 1024, TileSm90(2, 64, 2, 1, _FIX, _STATIC, False, False, 0, "560 / 641 against 529 / 632")),
-    Row(256, 256, True, _ANY, TileSm90(2, 80, 2, 1, _OPT, _STATIC, False, False, 0, "705 to 763; fixed base: 672 to 738")),
-    Row(256, 256, False, 4096, TileSm90(2, 64, 2, 1, _FIX, _DYN, False, True, 64, "340 to 637 against 334 to 621 of 80")),
-    Row(256, 256, False, _ANY, TileSm90(2, 80, 2, 1, _FIX, _ONE, False, True, 64, "700 / 743; persistent: 662 / 681")),
+    Row(64, 64, True, _ANY, TileSm90(
+        4, 64, 4, 2, _FIX, _DYN, True, False, 0, "453 to 604; 192x128: 385 to 585, 256x48: 421 to 555")),
+    Row(64, 64, False, _ANY, TileSm90(
+        4, 64, 4, 2, _FIX, _DYN, True, True, 64, "305 to 573; every block: 246 to 547, sections of 4 MiB: 302 to 520")),
+    Row(96, 96, True, _ANY, TileSm90(
+        3, 96, 3, 1, _FIX, _STATIC, True, False, 0, "680 at 8k; 192x80: 652, 192x64: 637, 128x176: 627, 128x128: 608")),
+    Row(96, 96, False, 1024, TileSm90(
+        2, 128, 2, 2, _FIX, _DYN, True, False, 16, "as head_dim 128")),
+    Row(96, 96, False, _ANY, TileSm90(
+        3, 64, 4, 1, _FIX, _DYN, True, True, 64, "587 at 8k; 128x128: 583, 192x96: 577")),
+    Row(128, 128, True, _ANY, TileSm90(
+        2, 128, 2, 2, _FIX, _STATIC, True, False, 0, "523 to 741; 128x176: 503 to 731, 192x64: 488 to 723")),
+    Row(128, 128, False, 1024, TileSm90(
+        2, 128, 2, 2, _FIX, _DYN, True, False, 16, "341 / 465; sections of 64 MiB: 294 / 404, 192x64: 324 / 421")),
+    Row(128, 128, False, _ANY, TileSm90(
+        3, 64, 4, 1, _FIX, _DYN, True, True, 64, "558 to 731; 128x128: 520 to 696, sections of 16 MiB: 526 to 655")),
+    Row(192, 128, True, _ANY, TileSm90(
+        2, 128, 2, 1, _FIX, _STATIC, True, False, 0, "816 at 8k; without turns: 751")),
+    Row(192, 128, False, _ANY, TileSm90(
+        2, 128, 2, 1, _FIX, _DYN, True, True, 64, "775 at 8k; 192x64: 707, 128x64: 664")),
+    Row(192, 192, True, _ANY, TileSm90(
+        2, 112, 2, 1, _FIX, _STATIC, False, False, 0, "744 at 8k; with turns: 735, 96 keys: 719")),
+    Row(192, 192, False, _ANY, TileSm90(
+        2, 96, 2, 1, _FIX, _DYN, True, True, 64, "677 at 8k; 112 keys: 674, 64 keys: 673")),
+    Row(256, 256, True, _ANY, TileSm90(
+        2, 64, 2, 1, _FIX, _STATIC, False, False, 0, "546 to 759; 80 keys: 517 to 755, optimistic base: 519 to 753")),
+    Row(256, 256, False, 512, TileSm90(
+        2, 64, 2, 1, _FIX, _DYN, True, True, 16, "360; sections of 64 MiB: 311, every block: 350")),
+    Row(256, 256, False, _ANY, TileSm90(
+        2, 64, 2, 1, _FIX, _DYN, True, True, 64, "458 to 731; 80 keys: 433 to 726, sections of 16 MiB: 450 to 624")),
 )
 # fmt: on
 
 
-def tile_sm90(problem: Problem, device: Device) -> TileSm90 | str:
-    """The tile for a problem, or why there is none."""
+def tile_sm90(problem: Problem) -> TileSm90:
+    """The tile for a problem: the first row that holds its head dimensions."""
     uniform = problem.mask.left is None and problem.mask.right is None
-    for row in ROWS:
-        if (
-            _slabs(problem.head_dim) == _slabs(row.head_dim)
-            and _slabs(problem.head_dim_v) == _slabs(row.head_dim_v)
-            and uniform == row.uniform
-            and problem.seqlen_k <= row.seqlen_k
-        ):
-            return _adapted(row.tile, problem)
-    return _by_rule(problem, device, uniform)
-
-
-def _adapted(tile: TileSm90, problem: Problem) -> TileSm90:
-    """The tile as measured for the plain score, adapted to what takes more room."""
-    if problem.score.pre_scale and tile.block_k > 128:
-        tile = replace(tile, block_k=128)  # a score function wants registers: 176 keys would spill
-    if problem.dtype.name == "float16" and tile.base is Base.OPTIMISTIC:
-        tile = replace(tile, base=Base.FIXED)  # P may only grow to 2^15 before a tile is redone
-    return tile
-
-
-def _by_rule(problem: Problem, device: Device, uniform: bool) -> TileSm90 | str:
-    """Two warpgroups and as many keys as registers and shared memory hold."""
-    schedule = Schedule.STATIC if uniform else Schedule.DYNAMIC
-    dim_v = _padded(problem.head_dim_v)
-    for block_k in range(192, 16, -16):
-        # A thread holds scores in float32, probabilities in 16 bits and outputs in float32; 48 registers for the rest.
-        registers = block_k // 2 + block_k // 4 + dim_v // 2
-        if registers > 184 or (not uniform and block_k > 128):
-            continue
-        reason = f"{block_k} keys fill registers or shared memory"
-        tile = TileSm90(2, block_k, 2, 1, Base.FIXED, schedule, dim_v <= 128, not uniform, 0 if uniform else 64, reason)
-        if shared_bytes(tile, problem.head_dim, problem.head_dim_v) <= device.shared_limit:
-            return tile
-    return "no tile fits shared memory"
+    row = next(
+        row
+        for row in ROWS
+        if problem.head_dim <= row.head_dim
+        and problem.head_dim_v <= row.head_dim_v
+        and problem.seqlen_k <= row.seqlen_k
+        and uniform == row.uniform
+    )
+    if problem.score.pre_scale and row.tile.warpgroups == 4:
+        return replace(row.tile, warpgroups=3)  # with 112 registers a thread, two score functions in a row would spill
+    return row.tile
 
 
 def _slabs(dim: int) -> int:
     return -(-dim // SLAB)
-
-
-def _padded(dim: int) -> int:
-    return -(-dim // 16) * 16
 
 
 def shared_bytes(tile: TileSm90, head_dim: int, head_dim_v: int) -> int:

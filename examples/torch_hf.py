@@ -16,7 +16,12 @@ from cuflash.interop.torch import register_hf
 
 def model(kind: str, implementation: str, device: str) -> Any:
     """A small Llama (causal, grouped heads) or BERT (bidirectional) in evaluation mode."""
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     if kind == "llama":
         config: Any = transformers.LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=100)
         build: Any = transformers.LlamaForCausalLM

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from functools import cache, lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -72,11 +72,12 @@ class PythonLauncher:
     def register(self, key: int, device: int, handle: int) -> None:
         self._handles[key, device] = handle
 
-    def run(self, words: np.ndarray[Any, Any], operands: Sequence[int], stream: int, device: int) -> None:
-        self.run_bytes(words.tobytes(), operands, stream, device)
+    def prepare(self, words: np.ndarray[Any, Any]) -> Callable[[Sequence[int], int, int], None]:
+        """The plan of these words, ready to be queued again and again."""
+        return partial(self.run_bytes, words.tobytes())
 
     def run_bytes(self, words: bytes, operands: Sequence[int], stream: int, device: int) -> None:
-        """``run`` for words as they lie in memory."""
+        """Queues the launches of the plan whose words these bytes are."""
         plan = _decoded(words)
         if plan.num_operands != len(operands):
             raise CuflashError(f"the plan names {plan.num_operands} operands and the call brings {len(operands)}")

@@ -12,10 +12,11 @@ import hashlib
 import os
 import platform
 import shutil
+import struct
 import subprocess
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,12 +25,16 @@ import numpy as np
 
 from cuflash.errors import ArgumentError, CompileError, CuflashError
 
-__all__ = ["CLauncher", "Launcher", "build", "cache_folder", "describe", "launcher"]
+__all__ = ["CLauncher", "Launcher", "Run", "build", "cache_folder", "describe", "launcher"]
 
 _SOURCE = Path(__file__).with_name("launcher.c")
 _COMPILERS = ("cc", "gcc", "clang")
 _TEXT_BYTES = 320
 _lock = threading.Lock()
+
+
+# (addresses in the order of the plan's words, stream, device or -1 for the one of the current context)
+Run = Callable[[Sequence[int], int, int], None]
 
 
 class Launcher(Protocol):
@@ -40,8 +45,8 @@ class Launcher(Protocol):
     def register(self, key: int, device: int, handle: int) -> None:
         """Makes a loaded kernel known by its content hash on one device."""
 
-    def run(self, words: np.ndarray[Any, Any], operands: Sequence[int], stream: int, device: int) -> None:
-        """Queues the launches of a plan on a stream; ``operands`` are addresses in the order of the plan's words."""
+    def prepare(self, words: np.ndarray[Any, Any]) -> Run:
+        """The plan of these words, ready to be queued again and again."""
 
 
 class CLauncher:
@@ -62,12 +67,19 @@ class CLauncher:
             if self.library.cuflash_register(key, device, handle):
                 raise CuflashError("the launcher's table is full: more than 8192 kernels in one process")
 
-    def run(self, words: np.ndarray[Any, Any], operands: Sequence[int], stream: int, device: int) -> None:
-        addresses = (ctypes.c_void_p * len(operands))(*operands)
-        text = ctypes.create_string_buffer(_TEXT_BYTES)
-        code = self._run(words.ctypes.data, words.size, addresses, len(operands), stream, device, text, _TEXT_BYTES)
-        if code:
-            raise CuflashError(text.value.decode())
+    def prepare(self, words: np.ndarray[Any, Any]) -> Run:
+        words = np.ascontiguousarray(words, np.int64)
+        start, size, execute = words.ctypes.data, words.size, self._run
+        text = ctypes.create_string_buffer(_TEXT_BYTES)  # written on failure only
+
+        # Everything that does not change is bound here: attribute look-ups cost more than the call into C.
+        def run(operands: Sequence[int], stream: int, device: int, keep: Any = words) -> None:
+            count = len(operands)
+            addresses = struct.pack(f"{count}Q", *operands)
+            if execute(start, size, addresses, count, stream, device, text, _TEXT_BYTES):
+                raise CuflashError(text.value.decode())
+
+        return run
 
 
 @cache

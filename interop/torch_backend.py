@@ -13,7 +13,7 @@ from cuflash.architectures import Device, architecture_of
 from cuflash.dtypes import dtype_of
 from cuflash.eager import Eager
 from cuflash.errors import DeviceError
-from cuflash.interop.launcher import launcher
+from cuflash.interop.launcher import Run, launcher
 from cuflash.interop.words import encode, kernel_key, operand_names
 from cuflash.overlap import shares_memory
 from cuflash.plan import Plan
@@ -22,6 +22,7 @@ from cuflash.problem import ArraySpec
 __all__ = ["TorchBackend", "as_numpy", "as_torch", "check_devices", "cuda_eager", "host_eager"]
 
 _PREPARED_LIMIT = 8192  # plans; a table that reaches it starts afresh
+Prepared = tuple[Plan, Run, tuple[str, ...]]
 _TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -29,7 +30,7 @@ class TorchBackend:
     """CUDA tensors; results come from torch's caching allocator and launches go to torch's current stream."""
 
     def __init__(self) -> None:
-        self._prepared: dict[tuple[int, int], tuple[Plan, Any, tuple[str, ...]]] = {}
+        self._prepared: dict[tuple[int, int], Prepared] = {}
         self._zeros: dict[tuple[int, int, int], Any] = {}
 
     def key(self, array: Any) -> Any:
@@ -76,16 +77,17 @@ class TorchBackend:
         entry = self._prepared.get((id(plan), index))
         if entry is None or entry[0] is not plan:
             entry = self._prepare(plan, index)
-        addresses = [operands[name].data_ptr() for name in entry[2]]
+        _, run, names = entry
+        addresses = [operands[name].data_ptr() for name in names]
         stream = torch.cuda.current_stream(index).cuda_stream
         if index == torch.cuda.current_device():
-            launcher().run(entry[1], addresses, stream, index)
+            run(addresses, stream, index)
             return
         with torch.cuda.device(index):
-            launcher().run(entry[1], addresses, stream, index)
+            run(addresses, stream, index)
 
-    def _prepare(self, plan: Plan, index: int) -> tuple[Plan, Any, tuple[str, ...]]:
-        """Words of the plan, its kernels loaded on the device. Not possible while a CUDA graph is being captured."""
+    def _prepare(self, plan: Plan, index: int) -> Prepared:
+        """The plan ready to run, its kernels loaded on the device; not possible while a graph is being captured."""
         import cupy
 
         from cuflash import jit
@@ -97,7 +99,7 @@ class TorchBackend:
                 launcher().register(kernel_key(launch.variant, target), index, kernel.kernel.ptr)
         if len(self._prepared) >= _PREPARED_LIMIT:
             self._prepared.clear()
-        entry = (plan, encode(plan, target, clears=False), operand_names(plan))
+        entry = (plan, launcher().prepare(encode(plan, target, clears=False)), operand_names(plan))
         self._prepared[id(plan), index] = entry
         return entry
 

@@ -94,7 +94,7 @@ def test_parameters_reach_the_driver_with_every_address_in_place(pair: Any, kind
     register(launcher, driver, plan)
     names = operand_names(plan)
     addresses = [0x10000000 * (i + 1) for i in range(len(names))]
-    launcher.run(encode(plan, "sm_80"), addresses, 77, 0)
+    launcher.prepare(encode(plan, "sm_80"))(addresses, 77, 0)
     assert len(driver.launched) == len(plan.launches)
     for number, (got, launch) in enumerate(zip(driver.launched, plan.launches, strict=True)):
         wanted = bytearray(launch.params)
@@ -113,7 +113,7 @@ def test_the_current_device_chooses_the_kernel(pair: Any) -> None:
     operands = [0x1000] * len(operand_names(plan))
     for device in (1, 0):
         driver.device = device
-        launcher.run(encode(plan, "sm_80"), operands, 0, -1)
+        launcher.prepare(encode(plan, "sm_80"))(operands, 0, -1)
     assert [handle for handle, _, _ in driver.launched] == [0x2001, 0x2000]
 
 
@@ -121,7 +121,7 @@ def test_a_kernel_that_was_never_loaded_is_named(pair: Any) -> None:
     launcher, _ = pair
     plan = plans()[0]
     with pytest.raises(CuflashError, match="not loaded on device 3"):
-        launcher.run(encode(plan, "sm_80"), [0] * len(operand_names(plan)), 0, 3)
+        launcher.prepare(encode(plan, "sm_80"))([0] * len(operand_names(plan)), 0, 3)
 
 
 def test_the_drivers_refusal_is_reported(pair: Any) -> None:
@@ -130,7 +130,7 @@ def test_the_drivers_refusal_is_reported(pair: Any) -> None:
     driver.param_bytes[0xBAD] = len(plan.launches[0].params)
     launcher.register(kernel_key(plan.launches[0].variant, "sm_86"), 0, 0xBAD)
     with pytest.raises(CuflashError, match="cuLaunchKernelEx returned 700"):
-        launcher.run(encode(plan, "sm_86"), [0] * len(operand_names(plan)), 0, 0)
+        launcher.prepare(encode(plan, "sm_86"))([0] * len(operand_names(plan)), 0, 0)
 
 
 @pytest.mark.parametrize("damage", [lambda w: w[:-3], lambda w: w[:5], lambda w: [9, *w[1:]]])
@@ -140,7 +140,7 @@ def test_damaged_words_launch_nothing(pair: Any, damage: Callable[[list[int]], l
     register(launcher, driver, plan)
     words = np.array(damage(encode(plan, "sm_80").tolist()), np.int64)
     with pytest.raises(CuflashError):
-        launcher.run(words, [0] * len(operand_names(plan)), 0, 0)
+        launcher.prepare(words)([0] * len(operand_names(plan)), 0, 0)
     assert not driver.launched
 
 
@@ -151,7 +151,7 @@ def test_tensor_maps_are_encoded_where_the_kernel_looks(pair: Any) -> None:
     launch = Launch(base.launches[0].variant, 3, 128, 1024, bytes(192), (Pointer(0, "q"),), (slot,))
     plan = Plan("forward", base.problem, base.device, (launch,), ("q", "k"), ())
     register(launcher, driver, plan)
-    launcher.run(encode(plan, "sm_80"), [0x1000, 0x2000], 0, 0)
+    launcher.prepare(encode(plan, "sm_80"))([0x1000, 0x2000], 0, 0)
     params = driver.launched[0][2]
     assert np.frombuffer(params[64:96], np.int64).tolist() == [6, 2, 0x2020, 3]
     assert int.from_bytes(params[:8], "little") == 0x1000
@@ -163,7 +163,7 @@ def test_a_zeroed_workspace_is_cleared_on_the_stream_first(pair: Any) -> None:
     launch = Launch(base.launches[0].variant, 1, 128, 0, bytes(8), (), zeroed=True)
     plan = Plan("forward", base.problem, base.device, (launch,), ("q",), (), 6)
     register(launcher, driver, plan)
-    launcher.run(encode(plan, "sm_80"), [0x1000, 0x2000], 5, 0)
+    launcher.prepare(encode(plan, "sm_80"))([0x1000, 0x2000], 5, 0)
     assert driver.cleared == [(0x2000, 2, 5)]
 
 

@@ -131,17 +131,23 @@ def _join_heads(x: Any) -> Any:
     return x.transpose(0, 3, 1, 2, 4).reshape(batch, rows, heads * groups, dim)
 
 
+def _one_head_axis(lse: Any) -> Any:
+    """[batch, kv head, group, row] to [batch, query head, row], empty axes included."""
+    batch, heads, groups, rows = lse.shape
+    return lse.reshape(batch, heads * groups, rows)
+
+
 def _softmax(xp: Any, logits: Any, keep: Any, precision: str | None) -> tuple[Any, Any]:
     if logits.shape[-1] == 0:
         empty = xp.full(logits.shape[:-1], -np.inf, dtype=logits.dtype)
-        return logits, empty.reshape(empty.shape[0], -1, empty.shape[-1])
+        return logits, _one_head_axis(empty)
     top = logits.max(-1, keepdims=True)
     base = xp.where(xp.isinf(top) & (top < 0), 0, top)
     weights = xp.where(keep, xp.exp(logits - base), 0)
     total = weights.sum(-1, keepdims=True)
     probs = rounded(weights / xp.where(total == 0, 1, total), precision)
     lse = (base + xp.log(total))[..., 0]
-    return probs, lse.reshape(lse.shape[0], -1, lse.shape[-1])
+    return probs, _one_head_axis(lse)
 
 
 def _select_product(xp: Any, probs: Any, v: Any, keep: Any) -> Any:

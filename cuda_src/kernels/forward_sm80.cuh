@@ -3,44 +3,13 @@
 #include "attention/masks/mask.cuh"
 #include "attention/params.cuh"
 #include "attention/scores/score.cuh"
-#include "attention/sequence.cuh"
 #include "attention/softmax.cuh"
+#include "kernels/forward_sm80_layout.cuh"
 #include "ptx/barrier.cuh"
-#include "tile/copy.cuh"
 #include "tile/store.cuh"
 #include "tile/visible_gemm.cuh"
 
 namespace cuflash {
-
-// What follows from a Config: how warps share the block and where tiles lie in shared memory.
-template <class Config>
-struct ForwardLayout {
-  using Element = typename Config::Element;
-  static constexpr int kDepth = tile::Operand<Element>::kDepth;
-  static constexpr int kThreads = Config::kWarps * 32;
-  static constexpr int kWarpRows = Config::kBlockQ / Config::kWarps;
-  static constexpr int kRowTiles = kWarpRows / 16;  // two of them let each fragment of keys and values serve twice
-  static_assert(kRowTiles * 16 * Config::kWarps == Config::kBlockQ, "a warp owns whole tiles of 16 rows");
-  static_assert(Config::kBlockK % 16 == 0 && Config::kHeadDim % 16 == 0 && Config::kHeadDimV % 16 == 0,
-                "tiles are made of 16 x 16 pieces");
-  static_assert(Config::kStages == 1 || Config::kStages == 2, "one buffer each for keys and values, or two");
-
-  using QTile = tile::SharedTile<Element, Config::kBlockQ, Config::kHeadDim>;
-  using KTile = tile::SharedTile<Element, Config::kBlockK, Config::kHeadDim>;
-  using VTile = tile::SharedTile<Element, Config::kBlockK, Config::kHeadDimV>;
-  using OutTile = tile::SharedTile<Element, Config::kBlockQ, Config::kHeadDimV>;
-  static constexpr int kKeys = QTile::kBytes;  // bytes from the start; queries, and later the output, start at 0
-  static constexpr int kValues = kKeys + Config::kStages * KTile::kBytes;
-  static constexpr int kEnd = kValues + Config::kStages * VTile::kBytes;
-  static constexpr int kSharedBytes = kEnd > OutTile::kBytes ? kEnd : OutTile::kBytes;
-
-  template <class Tile>
-  using Copy = tile::TileCopy<Tile, kThreads, Config::kCopyBytes, Config::kPartialDims>;
-
-  // Queries stay in registers where they are few; elsewhere each block of keys reads them anew from shared memory.
-  static constexpr int kQueryWords = kRowTiles * (Config::kHeadDim / kDepth) * sizeof(tile::Operand<Element>) / 4;
-  static constexpr bool kQueryInRegisters = kQueryWords <= Config::kQueryRegisters;
-};
 
 // One block of queries of one head of one batch. Warps share keys and values and split the rows, so that a row's
 // softmax never leaves its warp. Blocks of keys are visited from the last to the first: the ones that need masking come
@@ -222,6 +191,8 @@ struct ForwardBlock {
       for (int row = 0; row < kLaneRows; ++row) part[row] = 0.0f;
       scores.for_each([&](float& value, int row, int, int) {
         value = probability(value, params.softmax_unit, softmax.base[row]);
+        // float32: the sum takes what the product with V will take, so that equal values come back as they are.
+        if constexpr (sizeof(Element) == 4) value = tile::Operand<Element>::nearest(value);
         part[row] += value;
       });
 #pragma unroll
@@ -358,20 +329,6 @@ struct ForwardBlock {
         shared, warp_first_row, out_gmem, params.out_strides.row, params.out_strides.dim, rows, params.head_dim_v);
   }
 };
-
-// Which block of queries of which head. Rows that see more keys than others go first.
-template <class Config, class Params>
-CUFLASH_DEVICE BlockPosition forward_position(const Params& params, uint32_t block_index) {
-  if constexpr (Config::Mask::kGrows) {
-    constexpr int kDims = Config::kHeadDim + Config::kHeadDimV;
-    const int batch_heads = params.batch * params.num_q_heads;
-    const int section = heads_per_section<kDims * static_cast<int>(sizeof(typename Config::Element))>(
-        params.seqlen_k, params.num_q_heads / params.num_kv_heads, batch_heads);
-    return position_longest_first(block_index, params.num_q_blocks, params.num_q_heads, batch_heads, section);
-  } else {
-    return position_by_head(block_index, params.num_q_blocks, params.num_q_heads);
-  }
-}
 
 template <class Config>
 CUFLASH_DEVICE void forward_sm80(const ForwardParams<typename Config::Mask, typename Config::Score>& params) {

@@ -23,6 +23,12 @@ struct Operand<float> {
   static constexpr int kDepth = 8;
   uint32_t big[4], small[4];
 
+  // The number that stands for a finite value in products.
+  CUFLASH_DEVICE static float nearest(float value) {
+    const float big = ptx::bit_cast<float>(ptx::to_tf32(value));
+    return big + ptx::bit_cast<float>(ptx::to_tf32(value - big));
+  }
+
   CUFLASH_DEVICE static Operand from_words(const uint32_t (&words)[4]) {
     Operand operand;
 #pragma unroll

@@ -19,7 +19,7 @@ from cuflash.variant import Constant
 
 __all__ = ["backward", "backward_with_tile"]
 
-THREADS = 384  # a producer warpgroup and two consumers
+WARPGROUP_THREADS = 128
 STORE_ROWS = 16  # rows that one warp sends to a gradient at once
 SECTION_BYTES = 32 * 2**20  # of what the heads of a section share in L2: half of an H200's 60 MB
 SIZES = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", "seqlen_k")
@@ -76,6 +76,7 @@ def _refusal(problem: Problem) -> str | None:
 def _dq(shape: BackwardShape) -> Launch:
     tile = shape.dq_tile
     fields: dict[str, Constant] = {
+        "kWarpgroups": tile.warpgroups,
         "kKeyStages": tile.key_stages,
         "kValueStages": tile.value_stages,
         "kTurns": tile.turns,
@@ -105,10 +106,11 @@ def _product(
     rows = {"q": tile.block_q, "d_out": tile.block_q, "k": tile.block_k, "v": tile.block_k}
     specs = {"q": problem.q, "k": problem.k, "v": problem.v, "d_out": problem.d_out, **shape.gradients}
     params = "cuflash::BackwardSm90Params<Config::Mask, Config::Score>"
+    threads = WARPGROUP_THREADS * (1 + (tile.warpgroups if isinstance(tile, DqTile) else 2))
     return Launch(
-        variant=shape.variant(kernel, params, dtype.itemsize, THREADS, constants),
+        variant=shape.variant(kernel, params, dtype.itemsize, threads, constants),
         grid=(q_blocks * shape.heads if isinstance(tile, DqTile) else k_blocks * problem.batch * problem.num_kv_heads),
-        block=THREADS,
+        block=threads,
         shared_bytes=shared,
         params=pack(dtype, values),
         pointers=shape.pointers(dtype),

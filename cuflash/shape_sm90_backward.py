@@ -30,7 +30,7 @@ class BackwardShape:
     def __init__(self, problem: Problem, tile: FusedTile | DkdvTile) -> None:
         self.problem, self.tile = problem, tile
         self.head_dim, self.head_dim_v = padded_head_dim(problem.head_dim), padded_head_dim(problem.head_dim_v)
-        self.dq_tile: DqTile = dq_tile(self.head_dim, self.head_dim_v)
+        self.dq_tile: DqTile = dq_tile(problem, self.head_dim, self.head_dim_v)
         self.heads = problem.batch * problem.num_q_heads
         self.num_q_blocks = -(-problem.seqlen_q // tile.block_q)
         self.accumulator_cols = 0

@@ -63,15 +63,19 @@ class DkdvTile:
 
 @dataclass(frozen=True)
 class DqTile:
-    """backward_sm90_dq: 128 queries a block, 64 a warpgroup."""
+    """backward_sm90_dq: 64 queries a warpgroup, keys and values stream past."""
 
+    warpgroups: int  # of consumers, 2 or 3
     block_k: int
     key_stages: int
     value_stages: int
     turns: bool  # warpgroups take turns on the tensor cores; wants a third stage of keys
     reason: str
 
-    block_q = 128
+    @property
+    def block_q(self) -> int:
+        """Rows of queries."""
+        return 64 * self.warpgroups
 
     def shared_bytes(self, head_dim: int, head_dim_v: int) -> int:
         """Twin of BackwardSm90DqLayout::kBytes."""
@@ -112,16 +116,18 @@ def dkdv_tile(head_dim: int, head_dim_v: int) -> DkdvTile:
     return DkdvTile(64, 2, "64x64: 256 columns of keys, values and two stages of queries fill shared memory")
 
 
-def dq_tile(head_dim: int, head_dim_v: int) -> DqTile:
+def dq_tile(problem: Problem, head_dim: int, head_dim_v: int) -> DqTile:
     """Keys a step by registers: dq, scores, d(probs) and packed d(scores) of 64 queries fit 240."""
-    if head_dim <= 64:
-        tile = DqTile(128, 2, 2, False, "128 keys: whole blocks on the diagonal; exponentials bind, turns gain nothing")
+    if max(head_dim, head_dim_v) <= 64 and not problem.score.pre_scale:
+        tile = DqTile(3, 80, 3, 2, True, "192x80: a third warpgroup hides exponentials")
+    elif head_dim <= 64:  # three would spill a score function's registers
+        tile = DqTile(2, 128, 2, 2, False, "128x128: whole blocks on the diagonal")
     elif head_dim <= 128:
-        tile = DqTile(112, 3, 2, True, "112 keys: with 128 the products serialise for lack of registers")
+        tile = DqTile(2, 112, 3, 2, True, "128x112: with 128 keys the products serialise for lack of registers")
     elif head_dim <= 192:
-        tile = DqTile(80, 2, 2, False, "80 keys: with 96 the products serialise for lack of registers")
+        tile = DqTile(2, 80, 2, 2, False, "128x80: with 96 keys the products serialise for lack of registers")
     else:
-        tile = DqTile(64, 2, 1, False, "64 keys: dq alone takes 128 registers")
+        tile = DqTile(2, 64, 2, 1, False, "128x64: dq alone takes 128 registers")
     if tile.shared_bytes(head_dim, head_dim_v) <= SHARED_LIMIT:
         return tile
-    return DqTile(64, 2, 1, False, "64 keys and one stage of values: a wide head_dim_v fills shared memory")
+    return DqTile(2, 64, 2, 1, False, "128x64: a wide head_dim_v fills shared memory")

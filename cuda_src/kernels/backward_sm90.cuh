@@ -37,9 +37,7 @@ struct BackwardConsumer {
   CUFLASH_DEVICE void pass_turn() const { ptx::named_barrier_arrive(kBarrierTurn + 1 - warpgroup, kBoth); }
 
   // First of this warp's 16 rows of a tile of keys or values.
-  CUFLASH_DEVICE int own_row() const {
-    return warpgroup * tile::kWarpgroupRows + ptx::thread_index() % tile::kWarpgroupThreads / 32 * 16;
-  }
+  CUFLASH_DEVICE int own_row() const { return (static_cast<int>(ptx::thread_index()) / 32 - 4) * 16; }
 
   // Own rows of a tile of keys or values.
   CUFLASH_DEVICE uint32_t rows(uint32_t tile_smem) const {

@@ -1,8 +1,8 @@
-// dq on Hopper without an accumulator: a block keeps 128 queries and their d_out while the keys and values they see stream
-// past, like the forward. Each consumer warpgroup owns 64 queries and meets the other only where keys must be cleaned.
+// dq on Hopper without an accumulator: a block keeps its queries and their d_out while the keys and values they see stream
+// past, like the forward. Each consumer warpgroup owns 64 queries and meets the others only where keys must be cleaned.
 // d(scores) are in registers what the product with the keys takes as its left operand; every sum has a fixed order.
 //
-// With Config::kTurns the warpgroups take turns at starting products, so that one multiplies while the other does its
+// With Config::kTurns the warpgroups take turns at starting products, so that one multiplies while the others do their
 // pointwise part; it needs a third stage of keys. Left alone they fall into step.
 #pragma once
 #include "kernels/backward_sm90_parts.cuh"
@@ -14,7 +14,8 @@ struct BackwardSm90DqLayout {
   static constexpr int kBlockQ = Config::kBlockQ, kBlockK = Config::kBlockK;
   static constexpr int kHeadDim = Config::kHeadDim, kHeadDimV = Config::kHeadDimV;
   static constexpr int kKeyStages = Config::kKeyStages, kValueStages = Config::kValueStages;
-  static_assert(kBlockQ == 2 * tile::kWarpgroupRows, "two warpgroups of 64 queries");
+  static constexpr int kConsumerThreads = Config::kWarpgroups * tile::kWarpgroupThreads;
+  static_assert(kBlockQ == Config::kWarpgroups * tile::kWarpgroupRows, "64 queries a warpgroup");
 
   using QTile = tile::SlabTile<kBlockQ, kHeadDim>;
   using DOutTile = tile::SlabTile<kBlockQ, kHeadDimV>;
@@ -102,7 +103,10 @@ struct DqConsumer {
     if constexpr (Config::kTurns) ptx::named_barrier_sync(kBarrierTurn + warpgroup, 2 * tile::kWarpgroupThreads);
   }
   CUFLASH_DEVICE void pass_turn() const {
-    if constexpr (Config::kTurns) ptx::named_barrier_arrive(kBarrierTurn + 1 - warpgroup, 2 * tile::kWarpgroupThreads);
+    if constexpr (Config::kTurns) {
+      const int next = warpgroup + 1 == Config::kWarpgroups ? 0 : warpgroup + 1;
+      ptx::named_barrier_arrive(kBarrierTurn + next, 2 * tile::kWarpgroupThreads);
+    }
   }
 
   // A turn is not spent waiting for copies.
@@ -124,12 +128,12 @@ struct DqConsumer {
   }
 
   // A key that a query of the block does not see must not reach its dq, not even as zero times NaN; a query that sees it
-  // has a NaN in lse and loses nothing. Both warpgroups have made their scores before, and wait for the cleaning after.
+  // has a NaN in lse and loses nothing. All warpgroups have made their scores before, and wait for the cleaning after.
   CUFLASH_DEVICE void clear_keys() const {
-    constexpr int kThreads = 2 * tile::kWarpgroupThreads;
+    constexpr int kThreads = Layout::kConsumerThreads;
     ptx::named_barrier_sync(kBarrierConsumers, kThreads);
-    tile::clear_nonfinite<Element, Layout::KTile::kBytes, kThreads>(layout.k_ring().stage(k_at),
-                                                                   ptx::thread_index() % kThreads);
+    tile::clear_nonfinite<Element, Layout::KTile::kBytes, kThreads>(
+        layout.k_ring().stage(k_at), ptx::thread_index() - tile::kWarpgroupThreads);
     ptx::fence_proxy_async();  // wgmma reads what the threads have written
     ptx::named_barrier_sync(kBarrierConsumers, kThreads);
   }
@@ -197,7 +201,7 @@ CUFLASH_DEVICE void dq_consume(const Params& params, const BackwardSm90DqLayout<
 
   ptx::mbarrier_wait(layout.queries_full(), 0);
   if (!blocks.is_empty()) {
-    if (warpgroup == 1) self.pass_turn();  // warpgroup 0 begins
+    if (warpgroup + 1 == Config::kWarpgroups) self.pass_turn();  // warpgroup 0 begins
     self.wait_before_turn();
     self.take_turn();
     self.start(dots, d_probs);
@@ -226,14 +230,14 @@ CUFLASH_DEVICE void dq_consume(const Params& params, const BackwardSm90DqLayout<
   if (ptx::lane_index() == 0) ptx::bulk_wait_read<0>();  // shared memory outlives its readers
 }
 
-// Warp 0 copies in; warps 4 to 7 and 8 to 11 multiply.
+// Warp 0 copies in; the warpgroups after the first multiply, two of them with 240 registers a thread or three with 160.
 template <class Config, class Params>
 CUFLASH_DEVICE void backward_sm90_dq(const Params& params) {
   using Layout = BackwardSm90DqLayout<Config>;
   const Layout layout{ptx::dynamic_shared()};
   const int warpgroup = ptx::warp_index() / 4;
   if (ptx::thread_index() == 0) {
-    constexpr int kConsumerWarps = 8;
+    constexpr int kConsumerWarps = 4 * Config::kWarpgroups;
     ptx::mbarrier_init(layout.queries_full(), 1);
     layout.k_ring().init(kConsumerWarps);
     layout.v_ring().init(kConsumerWarps);
@@ -241,10 +245,10 @@ CUFLASH_DEVICE void backward_sm90_dq(const Params& params) {
   }
   ptx::sync_cta();  // barriers exist
   if (warpgroup == 0) {
-    ptx::setmaxnreg_dec<24>();
+    ptx::setmaxnreg_dec<Config::kWarpgroups == 2 ? 24 : 32>();
     if (ptx::thread_index() == 0) dq_produce(params, layout, dq_block_of<Config>(params));
   } else {
-    ptx::setmaxnreg_inc<240>();
+    ptx::setmaxnreg_inc<Config::kWarpgroups == 2 ? 240 : 160>();
     dq_consume(params, layout, dq_block_of<Config>(params), warpgroup - 1);
   }
 }

@@ -11,7 +11,7 @@
 
 namespace cuflash {
 
-// Named barriers of these kernels; id 0 is the whole block. Each pair is indexed by warpgroup or buffer.
+// Named barriers of these kernels; id 0 is the whole block. All but the first are counted up by warpgroup or buffer.
 enum BackwardSm90Barrier : int {
   kBarrierConsumers = 1,   // both consumer warpgroups
   kBarrierDqFull = 2,      // a warpgroup's part of dq lies in shared memory

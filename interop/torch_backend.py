@@ -43,6 +43,7 @@ class TorchBackend:
         return ArraySpec(tuple(array.shape), tuple(array.stride()), dtype.name, alignment)
 
     def device(self, arrays: dict[str, Any]) -> Device:
+        check_devices(arrays)
         from cuflash.launch import device_of
 
         return device_of(arrays["q"].device.index)

@@ -85,6 +85,8 @@ class PythonLauncher:
             ordinal = ctypes.c_int()
             self._check("cuCtxGetDevice", self.driver.cuCtxGetDevice(ctypes.byref(ordinal)))
             device = ordinal.value
+        else:
+            self._ensure_context(device)
         if plan.cleared_words:
             where, queue = ctypes.c_void_p(operands[-1]), ctypes.c_void_p(stream)
             rc = self.driver.cuMemsetD32Async(where, 0, ctypes.c_size_t(plan.cleared_words), queue)
@@ -97,6 +99,13 @@ class PythonLauncher:
                     "once (jax.eval_shape is enough) before running a deserialised program"
                 )
             self._launch(launch, handle, operands, stream)
+
+    def _ensure_context(self, device: int) -> None:
+        """A thread that has made no call of the CUDA runtime has no context, and memory from a pool needs none."""
+        context = ctypes.c_void_p()
+        if self.driver.cuCtxGetCurrent(ctypes.byref(context)) or not context:
+            self._check("cuDevicePrimaryCtxRetain", self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+            self._check("cuCtxSetCurrent", self.driver.cuCtxSetCurrent(context))
 
     def _launch(self, launch: FlatLaunch, handle: int, operands: Sequence[int], stream: int) -> None:
         storage = ctypes.create_string_buffer(len(launch.params) + _ALIGNMENT)

@@ -36,7 +36,14 @@ typedef int EncodeTiled(void *map, int dtype, uint32_t rank, void *address, cons
 
 typedef int MemsetD32(void *address, unsigned value, size_t count, void *stream);
 
+typedef int CurrentContext(void **context);
+typedef int RetainContext(void **context, int device);
+typedef int SetContext(void *context);
+
 static LaunchKernel *launch_kernel;
+static CurrentContext *current_context;
+static RetainContext *retain_context;
+static SetContext *set_context;
 static MemsetD32 *memset_words;
 static CurrentDevice *current_device;
 static EncodeTiled *encode_tiled;
@@ -47,6 +54,7 @@ void cuflash_set_driver(LaunchKernel *launch, CurrentDevice *device, EncodeTiled
   memset_words = memset;
   current_device = device;
   encode_tiled = encode;
+  current_context = NULL;
 }
 
 /* 0 when the driver's entry points are known; two threads that race here write the same values. */
@@ -55,12 +63,24 @@ static int load_driver(void) {
   void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (!driver) return 1;
   current_device = (CurrentDevice *)dlsym(driver, "cuCtxGetDevice");
+  retain_context = (RetainContext *)dlsym(driver, "cuDevicePrimaryCtxRetain");
+  set_context = (SetContext *)dlsym(driver, "cuCtxSetCurrent");
+  current_context = retain_context && set_context ? (CurrentContext *)dlsym(driver, "cuCtxGetCurrent") : NULL;
   memset_words = (MemsetD32 *)dlsym(driver, "cuMemsetD32Async");
   encode_tiled = (EncodeTiled *)dlsym(driver, "cuTensorMapEncodeTiled"); /* absent before CUDA 12: used on sm_90 only */
   LaunchKernel *launch = (LaunchKernel *)dlsym(driver, "cuLaunchKernelEx");
   if (!launch || !current_device || !memset_words) return 1;
   __atomic_store_n(&launch_kernel, launch, __ATOMIC_RELEASE);
   return 0;
+}
+
+/* A thread that has made no call of the CUDA runtime has no context, and memory from a pool needs none. The primary
+   context of the device is the one that CuPy, torch and JAX share. */
+static int ensure_context(int device) {
+  void *context = NULL;
+  if (!current_context || (current_context(&context) == 0 && context)) return 0;
+  int rc = retain_context(&context, device);
+  return rc ? rc : set_context(context);
 }
 
 /* ---- kernels by content hash and device ----------------------------------------------------------------------- */
@@ -199,6 +219,8 @@ int cuflash_run(const int64_t *words, int64_t count, void *const *operands, int6
     int rc = current_device(&device);
     if (rc) return fail(message, kInternal, "cuflash: cuCtxGetDevice returned %lld", rc, 0);
   }
+  int no_context = ensure_context(device);
+  if (no_context) return fail(message, kInternal, "cuflash: no context on device %lld (error %lld)", device, no_context);
   if (words[3] > 0 && num_operands > 0) { /* the workspace is the last operand */
     int rc = memset_words(operands[num_operands - 1], 0, (size_t)words[3], stream);
     if (rc) return fail(message, kInternal, "cuflash: cuMemsetD32Async returned %lld", rc, 0);

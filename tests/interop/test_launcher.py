@@ -42,6 +42,26 @@ class WritingDriver:
         clear = ctypes.CFUNCTYPE(ctypes.c_int, pointer, ctypes.c_uint, ctypes.c_size_t, pointer)
         self.cuMemsetD32Async = clear(self._clear)
 
+        self.contexts: list[int] = []
+        self.current: int | None = 0xC0
+        self.cuCtxGetCurrent = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(pointer))(self._current_context)
+        self.cuDevicePrimaryCtxRetain = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(pointer), ctypes.c_int)(
+            self._retain
+        )
+        self.cuCtxSetCurrent = ctypes.CFUNCTYPE(ctypes.c_int, pointer)(self._set)
+
+    def _current_context(self, context: Any) -> int:
+        context[0] = self.current
+        return 0
+
+    def _retain(self, context: Any, device: int) -> int:
+        context[0] = 0xC0 + device
+        return 0
+
+    def _set(self, context: int) -> int:
+        self.contexts.append(context)
+        return 0
+
     def _run(self, config: Any, handle: int, arguments: int, _: Any) -> int:
         c = config.contents
         used = [c.attributes[i] for i in range(c.num_attributes)]
@@ -229,3 +249,17 @@ def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUFLASH_LAUNCHER", "rust")
     with pytest.raises(ValueError, match="CUFLASH_LAUNCHER='rust' must be auto, c or python"):
         launchers.launcher.__wrapped__()
+
+
+def test_a_thread_without_a_context_gets_the_primary_one() -> None:
+    driver = WritingDriver()
+    launcher = PythonLauncher(driver)
+    plan = plans()[0]
+    register(launcher, driver, plan, device=1)
+    run = launcher.prepare(encode(plan, "sm_80"))
+    operands = [0x1000] * len(operand_names(plan))
+    run(operands, 0, 1)
+    assert driver.contexts == []
+    driver.current = None
+    run(operands, 0, 1)
+    assert driver.contexts == [0xC1]

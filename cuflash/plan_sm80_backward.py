@@ -24,7 +24,7 @@ from cuflash.variant import Variant
 
 __all__ = ["backward"]
 
-PREPARE_ROWS, PREPARE_WARPS = 64, 4  # rows a block, warps a block; memory-bound, so any fitting pair does
+PREPARE_WARPS = 4  # a block; memory-bound, so any number does
 FINISH_ROWS, FINISH_WARPS = 64, 4
 TILE_ROWS = 16  # rows of one piece of the accumulator
 ALIGNMENT = 256  # bytes between the parts of the workspace
@@ -130,7 +130,9 @@ class _Backward:
         problem = self.problem
         assert problem.out is not None and problem.d_out is not None
         itemsize = problem.dtype.itemsize
-        blocks = -(-self.stat_rows // PREPARE_ROWS)
+        # All rows of a thread are in flight at once; wider ones leave registers for half as many.
+        rows = 64 if problem.head_dim_v * itemsize <= 512 else 32
+        blocks = -(-self.stat_rows // rows)
         values = {
             "out_strides": problem.out.strides,
             "d_out_strides": problem.d_out.strides,
@@ -144,7 +146,7 @@ class _Backward:
             "accumulator_columns": self.head_dim if self.accumulates else 0,
         }
         fields = (
-            ("kBlockQ", PREPARE_ROWS),
+            ("kBlockQ", rows),
             ("kWarps", PREPARE_WARPS),
             ("kHeadDimV", padded(problem.head_dim_v)),
             ("kCopyBytes", min(store_bytes(spec, itemsize) for spec in (problem.out, problem.d_out))),

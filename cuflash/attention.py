@@ -64,7 +64,8 @@ def flash_attention(
         ArgumentError, ArgumentTypeError, DeviceError: a caller's mistake, found before anything is launched.
         UnsupportedError: bias, sinks and dropout, which have no kernel yet.
     """
-    _refuse_absent(bias=bias, sinks=sinks, dropout=dropout)
+    if bias is not None or sinks is not None or dropout is not None:
+        _refuse_absent(bias=bias, sinks=sinks, dropout=dropout)
     words = Keywords(scale, causal, _pair(window), softcap, mask, score, align, deterministic, batch_invariant)
     arrays = {"q": q, "k": k, "v": v}
     if alibi_slopes is not None:

@@ -28,7 +28,6 @@ class Door(Protocol):
         """The plan, not run."""
 
 
-
 # Import statements, and not import_module by name, because torch.compile traces through this file.
 def _cupy_door() -> Door:
     from cuflash.launch import eager
@@ -69,6 +68,11 @@ _LIBRARIES: dict[str, tuple[Callable[[Any], bool], Callable[[], Door]]] = {
 }
 
 
+# The answer for arrays of one type, for libraries whose own path is short enough to notice the question.
+_REMEMBERED = ("cupy",)
+_doors: dict[type, Door] = {}
+
+
 def library_of(argument: str, array: Any) -> str:
     """Name of the array's library; "dlpack" for any other GPU array that can be exchanged.
 
@@ -92,6 +96,9 @@ def door_of(arrays: Mapping[str, Any]) -> Door:
     Raises:
         ArgumentTypeError: something is not an array, or two libraries are mixed.
     """
+    kinds = {type(array) for array in arrays.values()}
+    if len(kinds) == 1 and (known := _doors.get(*kinds)):
+        return known
     chosen = ""
     for argument, array in arrays.items():
         library = library_of(argument, array)
@@ -99,4 +106,7 @@ def door_of(arrays: Mapping[str, Any]) -> Door:
             rule = f"must be of the same array library as {next(iter(arrays))} ({chosen})"
             raise ArgumentTypeError(argument, library, rule, "convert one side, for instance with from_dlpack")
         chosen = library
-    return _LIBRARIES[chosen][1]() if chosen in _LIBRARIES else _dlpack_door()
+    door = _LIBRARIES[chosen][1]() if chosen in _LIBRARIES else _dlpack_door()
+    if len(kinds) == 1 and chosen in _REMEMBERED:
+        _doors[kinds.pop()] = door
+    return door

@@ -101,7 +101,7 @@ class Eager:
 
     def plan(self, kind: str, arrays: dict[str, Any], words: Keywords) -> Plan:
         """The plan for these arrays, from the cache if the same question was asked before."""
-        key = (kind, words, *((name, self.backend.key(array)) for name, array in arrays.items()))
+        key = (kind, words, *arrays, *map(self.backend.key, arrays.values()))
         plan = self._plans.get(key)
         if plan is None:
             plan = self._make_plan(kind, arrays, words)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
+import threading
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -12,19 +14,22 @@ import numpy as np
 
 from cuflash import jit
 from cuflash.architectures import Device, architecture_of
+from cuflash.driver import check, libcuda
 from cuflash.dtypes import DTYPES, dtype_of
 from cuflash.eager import Eager, element_strides
 from cuflash.errors import DeviceError
 from cuflash.overlap import shares_memory
-from cuflash.plan import Launch, Plan
+from cuflash.plan import Launch, Plan, Pointer, TensorMapSlot
 from cuflash.problem import ArraySpec
 from cuflash.tensormap import encode
 
 __all__ = ["CupyBackend", "device_of", "eager", "execute"]
 
+Runner = Callable[[Mapping[str, int], int], None]
+
 _zeros: dict[tuple[int, int, tuple[int]], Any] = {}
-_ADDRESS = struct.Struct("<Q")
-_prepared: dict[tuple[int, int], tuple[Plan, tuple[Callable[[Mapping[str, int]], None], ...]]] = {}
+_prepared: dict[tuple[int, int], tuple[Plan, tuple[Runner, ...]]] = {}
+_PREPARED_LIMIT, _MAPS_LIMIT = 8192, 1024  # plans, addresses of one operand; a full table starts afresh
 
 
 @cache
@@ -43,29 +48,75 @@ def execute(plan: Plan, addresses: Mapping[str, int]) -> None:
     entry = _prepared.get(key)
     if entry is None or entry[0] is not plan:
         entry = (plan, tuple(_prepare(launch) for launch in plan.launches))
-        if len(_prepared) > 2 * 4096:
+        if len(_prepared) >= _PREPARED_LIMIT:
             _prepared.clear()
         _prepared[key] = entry
+    stream = cupy.cuda.get_current_stream().ptr
     for run in entry[1]:
-        run(addresses)
+        run(addresses, stream)
 
 
-def _prepare(launch: Launch) -> Callable[[Mapping[str, int]], None]:
+def _prepare(launch: Launch) -> Runner:
+    """Binds all that does not change between calls. The driver copies the parameters before it returns, so one buffer
+    serves every call; the lock keeps two threads from patching it at once.
+    """
     kernel = jit.load(launch.variant, launch.shared_bytes)
-    grid, block, shared = (launch.grid, 1, 1), (launch.block, 1, 1), launch.shared_bytes
-    template, pointers, maps = launch.params, launch.pointers, launch.tensor_maps
-    by_value = np.dtype((np.void, len(template)))
-    patch = _ADDRESS.pack_into
+    buffer = ctypes.create_string_buffer(launch.params, len(launch.params))
+    argument = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
+    fixed = (launch.grid, 1, 1, launch.block, 1, 1, launch.shared_bytes)
+    function, queue, symbol = kernel.kernel.ptr, libcuda().cuLaunchKernel, launch.variant.symbol
+    patches = [_patch(run) for run in _neighbours(launch.pointers)]
+    maps = [(slot.offset, slot.operand, slot.byte_offset, _encoder(slot)) for slot in launch.tensor_maps]
+    view, lock = memoryview(buffer).cast("B"), threading.Lock()
 
-    def run(addresses: Mapping[str, int]) -> None:
-        params = bytearray(template)
-        for pointer in pointers:
-            patch(params, pointer.offset, addresses[pointer.operand] + pointer.byte_offset)
-        for slot in maps:
-            params[slot.offset : slot.offset + 128] = encode(slot, addresses[slot.operand] + slot.byte_offset)
-        kernel(grid, block, (np.frombuffer(params, by_value)[0],), shared_mem=shared)
+    def run(addresses: Mapping[str, int], stream: int) -> None:
+        with lock:
+            for patch in patches:
+                patch(buffer, addresses)
+            for offset, operand, byte_offset, encoded in maps:
+                view[offset : offset + 128] = encoded(addresses[operand] + byte_offset)
+            status = queue(function, *fixed, stream, argument, None)
+        if status:
+            check(symbol, status)
 
     return run
+
+
+def _encoder(slot: TensorMapSlot) -> Callable[[int], bytes]:
+    """Tensor maps by address; an allocator hands out the same few addresses again and again."""
+    known: dict[int, bytes] = {}
+
+    def encoded(address: int) -> bytes:
+        found = known.get(address)
+        if found is None:
+            if len(known) >= _MAPS_LIMIT:
+                known.clear()
+            found = known[address] = encode(slot, address)
+        return found
+
+    return encoded
+
+
+def _neighbours(pointers: tuple[Pointer, ...]) -> list[list[Pointer]]:
+    """Pointers grouped into runs that lie side by side in the struct."""
+    runs: list[list[Pointer]] = []
+    for pointer in sorted(pointers, key=lambda p: p.offset):
+        if runs and runs[-1][-1].offset + 8 == pointer.offset:
+            runs[-1].append(pointer)
+        else:
+            runs.append([pointer])
+    return runs
+
+
+def _patch(run: list[Pointer]) -> Callable[[Any, Mapping[str, int]], None]:
+    """Writes one run of addresses."""
+    pack, offset = struct.Struct(f"<{len(run)}Q").pack_into, run[0].offset
+    names, shifts = [pointer.operand for pointer in run], [pointer.byte_offset for pointer in run]
+    if any(shifts):
+        return lambda buffer, addresses: pack(
+            buffer, offset, *(addresses[name] + shift for name, shift in zip(names, shifts, strict=True))
+        )
+    return lambda buffer, addresses: pack(buffer, offset, *[addresses[name] for name in names])
 
 
 class CupyBackend:
@@ -91,8 +142,8 @@ class CupyBackend:
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
         if like.data.device_id != cupy.cuda.runtime.getDevice():
             with cupy.cuda.Device(like.data.device_id):
-                return cupy.empty(shape, DTYPES[dtype].numpy)
-        return cupy.empty(shape, _NUMPY[dtype])
+                return cupy.ndarray(shape, _NUMPY[dtype])
+        return cupy.ndarray(shape, _NUMPY[dtype])  # what cupy.empty calls, without its options
 
     def workspace(self, plan: Plan, like: Any) -> Any:
         words = (-(-plan.workspace_bytes // 4),)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache, lru_cache
 
-from cuflash.errors import DeviceError
+from cuflash.driver import check, libcuda
 from cuflash.plan import TensorMapSlot
 
 __all__ = ["encode"]
@@ -16,19 +15,8 @@ _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _L2_PROMOTION_256_BYTES = 3
 
 
-@cache
-def _driver() -> ctypes.CDLL:
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise DeviceError("libcuda.so.1", str(error), "must be loadable", "install an NVIDIA driver") from error
-    library.cuTensorMapEncodeTiled.restype = ctypes.c_int
-    return library
-
-
-@lru_cache(maxsize=4096)
 def encode(slot: TensorMapSlot, address: int) -> bytes:
-    """The descriptor of one box over one array; cached by address and shape.
+    """The descriptor of one box over one array; 1 to 2 microseconds.
 
     Raises:
         DeviceError: the driver refused the shape (strides and address must be multiples of 16 bytes).
@@ -41,7 +29,7 @@ def encode(slot: TensorMapSlot, address: int) -> bytes:
     strides = (ctypes.c_uint64 * max(rank - 1, 1))(*slot.strides_bytes)
     box = (ctypes.c_uint32 * rank)(*slot.box)
     steps = (ctypes.c_uint32 * rank)(*([1] * rank))
-    status = _driver().cuTensorMapEncodeTiled(
+    status = libcuda().cuTensorMapEncodeTiled(
         ctypes.c_void_p(aligned),
         ctypes.c_int(_DTYPES[slot.dtype]),
         ctypes.c_uint32(rank),
@@ -55,6 +43,5 @@ def encode(slot: TensorMapSlot, address: int) -> bytes:
         ctypes.c_int(_L2_PROMOTION_256_BYTES),
         ctypes.c_int(0),
     )
-    if status != 0:
-        raise DeviceError(f"tensor map of {slot.operand}", slot, f"was refused by the driver with status {status}")
+    check(f"tensor map of {slot.operand}", status)
     return ctypes.string_at(aligned, 128)

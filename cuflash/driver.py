@@ -1,4 +1,4 @@
-"""The CUDA driver's library, opened on first use: for tensor maps, and for launches that CuPy would make more slowly."""
+"""The CUDA driver's library, opened on first use: for tensor maps and for launches, which it makes faster than CuPy."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_pure_rooms_stay_pure(name: str) -> None:
 
 
 def test_one_door_to_the_compiler_and_one_to_the_gpu() -> None:
-    """Rule 8: RawModule is named in jit.py alone; the driver launches from launch.py, and from interop's own executor."""
+    """Rule 8: RawModule is named in jit.py alone; launches leave from launch.py and from interop's own executor."""
     code = {path.name: without_docstrings(path) for path in python_files()}
     assert [name for name, text in code.items() if "RawModule" in text] == ["jit.py"]
     assert {name for name, text in code.items() if "cuLaunchKernel" in text} <= {"launch.py", "driver.py"}

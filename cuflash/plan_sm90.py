@@ -9,13 +9,16 @@ from cuflash.architectures import Device
 from cuflash.params import pack, pointer_offsets
 from cuflash.params_sm90 import TENSOR_MAPS, forward_sm90_params_dtype
 from cuflash.plan import Launch, Output, Plan, Pointer, TensorMapSlot
-from cuflash.problem import ArraySpec, Problem, spec_of_contiguous
+from cuflash.plan_sm90_split import Division, combine, divide
+from cuflash.problem import Problem
+from cuflash.specs import ArraySpec
 from cuflash.tiling_sm90 import SLAB, Schedule, TileSm90, shared_bytes, tile_sm90
 from cuflash.variant import Variant
 
 __all__ = ["forward", "forward_with_tile", "tensor_map_slot", "unaddressable"]
 
 MAX_TILES = 2**30  # the counter and the index of the next tile stay below 2^31
+MAX_BOX = 256  # extent of a box of TMA
 TMA_GRAIN = 16  # bytes: addresses and strides of tensor maps, and the width of a store
 TMA_STRIDE_LIMIT = 2**40  # bytes
 COUNTER_BYTES = 16
@@ -26,44 +29,62 @@ def forward(problem: Problem, device: Device) -> Plan | str:
     refusal = _refusal(problem)
     if refusal:
         return refusal
-    return forward_with_tile(problem, device, tile_sm90(problem))
+    group = _packed_heads(problem)
+    return forward_with_tile(problem, device, tile_sm90(problem, problem.seqlen_q * group), group)
 
 
-def forward_with_tile(problem: Problem, device: Device, tile: TileSm90) -> Plan | str:
-    """The plan with a given tile; ``cuflash tune`` compares several."""
-    num_q_blocks = -(-problem.seqlen_q // tile.block_q)
-    num_heads = problem.batch * problem.num_q_heads
-    num_tiles = num_q_blocks * num_heads
-    if num_tiles > MAX_TILES:
-        return f"{num_tiles} tiles are more than the {MAX_TILES} that its counter takes"
+def forward_with_tile(problem: Problem, device: Device, tile: TileSm90, group: int = 1) -> Plan | str:
+    """The plan with a given tile, which holds ``group`` query heads; ``cuflash tune`` compares several."""
+    division = divide(problem, device, tile, group)
+    if division.num_tiles > MAX_TILES:
+        return f"{division.num_tiles} tiles are more than the {MAX_TILES} that its counter takes"
     shared = shared_bytes(tile, problem.head_dim, problem.head_dim_v)
     if shared > device.shared_limit:
         return f"needs {shared} bytes of shared memory of {device.shared_limit}"
-    schedule = tile.schedule
-    grid = num_tiles if schedule is Schedule.ONE_TILE else min(num_tiles, device.sm_count)
-    if grid == num_tiles and schedule is Schedule.DYNAMIC:
-        schedule = Schedule.ONE_TILE  # nothing to hand out, so no counter
+    grid = min(division.num_tiles, device.sm_count)
+    if tile.schedule is Schedule.ONE_TILE or (tile.schedule is Schedule.DYNAMIC and grid == division.num_tiles):
+        grid, tile = division.num_tiles, replace(tile, schedule=Schedule.ONE_TILE)  # nothing to hand out, so no counter
+    has_counter = tile.schedule is Schedule.DYNAMIC
     dtype = forward_sm90_params_dtype(problem.mask, problem.score)
     launch = Launch(
-        variant=_variant(problem, replace(tile, schedule=schedule), shared, dtype.itemsize),
+        variant=_variant(problem, tile, division, shared, dtype.itemsize),
         grid=grid,
         block=128 * (tile.warpgroups + 1),
         shared_bytes=shared,
-        params=pack(dtype, _values(problem, tile, num_q_blocks, num_tiles)),
-        pointers=_pointers(pointer_offsets(dtype, problem.score), schedule is Schedule.DYNAMIC),
-        tensor_maps=_tensor_maps(problem, tile),
-        zeroed=schedule is Schedule.DYNAMIC,
+        params=pack(dtype, _values(problem, tile, division)),
+        pointers=_pointers(pointer_offsets(dtype, problem.score), division, has_counter),
+        tensor_maps=_tensor_maps(problem, tile, group),
+        zeroed=has_counter,
     )
+    launches = (launch, combine(problem, division)) if division.num_splits > 1 else (launch,)
     return Plan(
         kind="forward",
         problem=problem,
         device=device,
-        launches=(launch,) if grid else (),
+        launches=launches if grid else (),
         inputs=("q", "k", "v", *problem.score.pointers),
         outputs=(Output("out", problem.out_shape, problem.dtype.name), Output("lse", problem.lse_shape, "float32")),
-        workspace_bytes=COUNTER_BYTES if schedule is Schedule.DYNAMIC else 0,
-        reasons=(f"{tile.block_q}x{tile.block_k} tiles: {tile.reason}",),
+        workspace_bytes=COUNTER_BYTES if has_counter else division.workspace_bytes,
+        reasons=(f"{tile.block_q}x{tile.block_k} tiles: {tile.reason}", *division.reasons),
     )
+
+
+def _packed_heads(problem: Problem) -> int:
+    """Query heads that share a tile: the whole group where its rows fill tiles better than each head's own would."""
+    group = problem.num_q_heads // max(problem.num_kv_heads, 1)
+    if group <= 1 or problem.score.pointers or problem.seqlen_q == 0:
+        return 1
+    rows = problem.seqlen_q * group
+    tile = tile_sm90(problem, rows).block_q
+    if tile % group or group > MAX_BOX:
+        return 1
+    filled, alone = _share(rows, tile), _share(problem.seqlen_q, tile_sm90(problem, problem.seqlen_q).block_q)
+    return group if alone < 0.9 * filled else 1
+
+
+def _share(rows: int, block: int) -> float:
+    """Part of the rows of whole tiles that is work."""
+    return rows / (-(-rows // block) * block)
 
 
 def _refusal(problem: Problem) -> str | None:
@@ -94,7 +115,7 @@ def unaddressable(name: str, spec: ArraySpec, itemsize: int) -> str | None:
     return None
 
 
-def _variant(problem: Problem, tile: TileSm90, shared: int, params_size: int) -> Variant:
+def _variant(problem: Problem, tile: TileSm90, division: Division, shared: int, params_size: int) -> Variant:
     return Variant(
         kernel="forward_sm90",
         family="sm90",
@@ -114,6 +135,8 @@ def _variant(problem: Problem, tile: TileSm90, shared: int, params_size: int) ->
             ("kTurns", tile.turns),
             ("kSkipBlocks", tile.skips),
             ("kSharedBytes", shared),
+            ("kPacksHeads", division.group > 1),
+            ("kSplitsKeys", division.num_splits > 1),
         ),
         params="cuflash::ForwardSm90Params<Config::Mask, Config::Score>",
         params_size=params_size,
@@ -121,20 +144,23 @@ def _variant(problem: Problem, tile: TileSm90, shared: int, params_size: int) ->
     )
 
 
-def _values(problem: Problem, tile: TileSm90, num_q_blocks: int, num_tiles: int) -> dict[str, object]:
-    out = problem.out or spec_of_contiguous(problem.out_shape, problem.dtype.name)
+def _values(problem: Problem, tile: TileSm90, division: Division) -> dict[str, object]:
     operand_strides = {} if problem.alibi_slopes is None else {"alibi_slopes": problem.alibi_slopes.strides}
     log2_e = math.log2(math.e)
     return {
-        "out_strides": out.strides,
+        "out_strides": division.out_strides(problem),
+        "split_rows": division.split_rows,
         "num_q_heads": problem.num_q_heads,
-        "num_kv_heads": problem.num_kv_heads,
         "seqlen_q": problem.seqlen_q,
         "seqlen_k": problem.seqlen_k,
         "head_dim_v": problem.head_dim_v,
-        "num_q_blocks": num_q_blocks,
-        "num_tiles": num_tiles,
-        "section_heads": _section_heads(problem, tile),
+        "group": max(problem.num_q_heads // max(problem.num_kv_heads, 1), 1),
+        "tile_heads": division.tile_heads,
+        "tile_rows": division.tile_rows,
+        "num_q_blocks": division.num_q_blocks,
+        "num_splits": division.num_splits,
+        "num_tiles": division.num_tiles,
+        "section_heads": _section_heads(problem, tile, division),
         "softmax_unit": log2_e if problem.score.pre_scale else problem.scale * log2_e,
         "pre_scale": problem.scale if problem.score.pre_scale else 1.0,
         "mask": problem.mask.params(problem.shift),
@@ -142,26 +168,40 @@ def _values(problem: Problem, tile: TileSm90, num_q_blocks: int, num_tiles: int)
     }
 
 
-def _section_heads(problem: Problem, tile: TileSm90) -> int:
-    """Query heads whose tiles stand together, so that their keys and values are read from the L2 cache."""
-    group = max(problem.num_q_heads // max(problem.num_kv_heads, 1), 1)
+def _section_heads(problem: Problem, tile: TileSm90, division: Division) -> int:
+    """Heads whose tiles stand together, so that their keys and values are read from the L2 cache."""
+    sharing = max(division.tile_heads // max(problem.num_kv_heads, 1), 1)
     head_bytes = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * problem.dtype.itemsize
     kv_heads = max(tile.section_mib * 2**20 // max(head_bytes, 1), 1)
-    return max(min(kv_heads * group, problem.batch * problem.num_q_heads), 1)
+    return max(min(kv_heads * sharing, problem.batch * division.tile_heads), 1)
 
 
-def _pointers(offsets: dict[str, int], has_counter: bool) -> tuple[Pointer, ...]:
+def _pointers(offsets: dict[str, int], division: Division, has_counter: bool) -> tuple[Pointer, ...]:
     counter = offsets.pop("counter")
-    pointers = [Pointer(offset, operand) for operand, offset in offsets.items()]
+    places = {"out": ("workspace", 0), "lse": ("workspace", division.lse_offset)} if division.num_splits > 1 else {}
+    pointers = [Pointer(offset, *places.get(operand, (operand, 0))) for operand, offset in offsets.items()]
     return (*pointers, Pointer(counter, "workspace")) if has_counter else tuple(pointers)
 
 
-def _tensor_maps(problem: Problem, tile: TileSm90) -> tuple[TensorMapSlot, ...]:
+def _tensor_maps(problem: Problem, tile: TileSm90, group: int) -> tuple[TensorMapSlot, ...]:
     rows = (tile.block_q, tile.block_k, tile.block_k)
     specs = (problem.q, problem.k, problem.v)
-    return tuple(
+    q, k, v = (
         tensor_map_slot(128 * index, name[0], spec, box_rows, problem.dtype.name, problem.dtype.itemsize)
         for index, (name, spec, box_rows) in enumerate(zip(TENSOR_MAPS, specs, rows, strict=True))
+    )
+    return (_with_packed_heads(q, group) if group > 1 else q), k, v
+
+
+def _with_packed_heads(q: TensorMapSlot, group: int) -> TensorMapSlot:
+    """Dimensions (column, head of the group, row, group, batch): a box is the whole group at several rows."""
+    columns, rows, heads, batch = q.dims
+    row_bytes, head_bytes, batch_bytes = q.strides_bytes
+    return replace(
+        q,
+        dims=(columns, group, rows, heads // group, batch),
+        strides_bytes=(head_bytes, row_bytes, head_bytes * group, batch_bytes),
+        box=(q.box[0], group, q.box[1] // group, 1, 1),
     )
 
 

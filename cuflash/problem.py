@@ -38,6 +38,7 @@ class Problem:
     out: ArraySpec | None = None
     d_out: ArraySpec | None = None
     has_d_lse: bool = False
+    batch_invariant: bool = False  # no result may depend on the batch around it
 
     @property
     def batch(self) -> int:
@@ -107,8 +108,8 @@ class Problem:
             deterministic=_flag("deterministic", keywords.deterministic),
             alibi_slopes=alibi_slopes,
             out=out,
+            batch_invariant=_flag("batch_invariant", keywords.batch_invariant),
         )
-        _flag("batch_invariant", keywords.batch_invariant)
         if alibi_slopes is not None:
             _check_slopes(alibi_slopes, problem)
         if out is not None:

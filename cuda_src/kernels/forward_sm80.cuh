@@ -310,10 +310,11 @@ struct ForwardBlock {
 #pragma unroll
     for (int lane_row = 0; lane_row < kLaneRows; ++lane_row) {
       const float sum = tile::quad_sum(softmax.sum[lane_row]);
+      const float inverse = normalizer(sum);
       if constexpr (sizeof(Element) == 4) {
-        out.for_row(lane_row, [&](float& value) { value = quotient(value, sum, normalizer(sum)); });
+        out.for_row(lane_row, [&](float& value) { value = quotient(value, sum, inverse); });
       } else {
-        out.scale_row(lane_row, normalizer(sum));
+        out.scale_row(lane_row, inverse);
       }
       const int row = warp_first_row + Out::row_of(lane_row);
       if (tile::leads_quad() && row < rows) {

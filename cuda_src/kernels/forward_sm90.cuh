@@ -2,7 +2,8 @@
 //
 // Config: Element, Mask, Score; kBlockQ, kBlockK, kHeadDim, kHeadDimV (the last two rounded up to 16), kWarpgroups,
 // kStages and kQStages of the rings, kBase, kSchedule, kTurns (warpgroups take turns on the tensor cores) and kSkipBlocks
-// (a warpgroup leaves out blocks that hold none of its keys), kSharedBytes (what the launch asks for).
+// (a warpgroup leaves out blocks that hold none of its keys), kSharedBytes (what the launch asks for), kPacksHeads (the
+// query heads of a group share a tile) and kSplitsKeys (several tiles share the keys of a row; forward_combine follows).
 #pragma once
 #include "kernels/forward_sm90_consumer.cuh"
 #include "kernels/forward_sm90_producer.cuh"

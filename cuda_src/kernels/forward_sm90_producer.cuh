@@ -30,7 +30,7 @@ struct ForwardSm90Producer {
       // When no tile is left, some may still come back.
       while (posted == served + 1 && judged < posted) judge_oldest();
     }
-    post({0, 0, 0, kWorkEnd});
+    post({0, 0, 0, kWorkEnd, 0});
   }
 
   CUFLASH_DEVICE void post(const WorkItem& work) { shared.board.post(posted++, work); }
@@ -38,15 +38,14 @@ struct ForwardSm90Producer {
   // Loads the blocks of a tile. What comes after it is found out between the loads: the rings are full then, and the
   // thread would only wait.
   CUFLASH_DEVICE void serve(const WorkItem& work) {
-    const BlockRange blocks = F::blocks_of_tile(params, work.q_block);
-    const int kv_head = work.q_head / (params.num_q_heads / params.num_kv_heads);
+    const BlockRange blocks = F::blocks_of_tile(params, work);
+    const int kv_head = Config::kPacksHeads ? work.head : work.head / params.group;
     const int looks_ahead_at = ptx::max(blocks.end - 2, blocks.begin);
     uint32_t ticket = 0;
     for (int block = blocks.end - 1; block >= blocks.begin; --block) {
       load<typename F::KTile>(shared.k, kv_at, params.k_map, block * F::kBlockK, kv_head, work.batch);
       if (block == blocks.end - 1) {
-        load<typename F::QTile>(shared.q, q_at, params.q_map, work.q_block * F::kBlockQ, work.q_head, work.batch);
-        q_at.advance();
+        load_queries(work);
         if (work.kind == kWorkTile) ticket = draw_ticket<Config::kSchedule>(params);
       }
       load<typename F::VTile>(shared.v, kv_at, params.v_map, block * F::kBlockK, kv_head, work.batch);
@@ -56,7 +55,7 @@ struct ForwardSm90Producer {
   }
 
   // A refused tile goes out again before new ones, so the board always has room for it: the slot of the tile just judged.
-  CUFLASH_DEVICE void look_ahead(int32_t kind, uint32_t ticket) {
+  CUFLASH_DEVICE void look_ahead(int kind, uint32_t ticket) {
     if (kind == kWorkTile) tile = drawn_tile<Config::kSchedule>(params, tile, ticket);
     if (posted - judged == F::Board::kSlots && judge_oldest()) return;
     if (tile < params.num_tiles) post(work_of_tile(params, tile));
@@ -72,6 +71,23 @@ struct ForwardSm90Producer {
     }
     ++judged;
     return is_refused;
+  }
+
+  CUFLASH_DEVICE void load_queries(const WorkItem& work) {
+    const int first_row = work.q_block * F::kBlockQ;
+    if constexpr (!Config::kPacksHeads) {
+      load<typename F::QTile>(shared.q, q_at, params.q_map, first_row, work.head, work.batch);
+    } else {
+      // A box holds the heads of the group side by side for each position: its rows are packed as it is written.
+      shared.q.wait_empty(q_at);
+      shared.q.expect(q_at);
+#pragma unroll
+      for (int slab = 0; slab < F::QTile::kSlabs; ++slab) {
+        ptx::tma_load_5d(shared.q.stage(q_at) + slab * F::QTile::kSlabBytes, &params.q_map, shared.q.full(q_at),
+                         slab * tile::kSlabCols, 0, first_row / params.group, work.head, work.batch);
+      }
+    }
+    q_at.advance();
   }
 
   // Rows past the end of the sequence and columns past the head dimension arrive as zeros and count as bytes.

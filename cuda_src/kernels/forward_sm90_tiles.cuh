@@ -65,15 +65,33 @@ struct ForwardSm90 {
     return {{q, q_barriers}, {k, k_barriers}, {v, k_barriers + KRing::kBarriersBytes}, {board}};
   }
 
+  // Position of a row in the sequence. Packed rows run over the heads of a group first, then over positions. Rows past
+  // the end count as the last one.
+  CUFLASH_DEVICE static int position_of(const Params& params, int row) {
+    const int inside = ptx::min(row, params.tile_rows - 1);
+    return Config::kPacksHeads ? inside / params.group : inside;
+  }
+
   // Blocks that hold the keys which rows [first, last] may see; one block when they see none.
   CUFLASH_DEVICE static BlockRange blocks_of_rows(const Params& params, int first, int last) {
-    last = ptx::min(last, params.seqlen_q - 1);
-    const Range keys = Mask::key_range(params.mask, ptx::min(first, last), last, params.seqlen_k);
+    const int first_position = position_of(params, first), last_position = position_of(params, last);
+    const Range keys = Mask::key_range(params.mask, first_position, last_position, params.seqlen_k);
     const int begin = ptx::max(keys.begin, 0) / kBlockK;
     return {begin, ptx::max(begin + 1, (keys.end + kBlockK - 1) / kBlockK)};
   }
-  CUFLASH_DEVICE static BlockRange blocks_of_tile(const Params& params, int q_block) {
-    return blocks_of_rows(params, q_block * kBlockQ, q_block * kBlockQ + kBlockQ - 1);
+
+  // Blocks of a tile; with split keys the part that belongs to the split, which may be empty.
+  CUFLASH_DEVICE static BlockRange share_of_tile(const Params& params, const WorkItem& work) {
+    const BlockRange all = blocks_of_rows(params, work.q_block * kBlockQ, work.q_block * kBlockQ + kBlockQ - 1);
+    if constexpr (!Config::kSplitsKeys) return all;
+    const int64_t count = all.end - all.begin;
+    return {all.begin + static_cast<int>(count * work.split / params.num_splits),
+            all.begin + static_cast<int>(count * (work.split + 1) / params.num_splits)};
+  }
+  // What is loaded: never nothing. The keys of an empty share are hidden.
+  CUFLASH_DEVICE static BlockRange blocks_of_tile(const Params& params, const WorkItem& work) {
+    const BlockRange share = share_of_tile(params, work);
+    return {share.begin, ptx::max(share.begin + 1, share.end)};
   }
 };
 

@@ -16,13 +16,14 @@ struct ForwardSm90View {
 
   const typename F::Params& params;
   WorkItem work;
-  int rows[2];        // positions in the sequence, may lie past its end
+  int rows[2];        // of the tile's head, may lie past its end
+  int keys_end;       // where the keys of the tile's share end
   BlockRange tile;    // blocks that the producer sends
   BlockRange mine;    // blocks that hold a key for this warpgroup's rows
   Range clear;        // keys that every row of the warpgroup sees
 
   CUFLASH_DEVICE ForwardSm90View(const typename F::Params& params, const WorkItem& work, int warpgroup)
-      : params(params), work(work), tile(F::blocks_of_tile(params, work.q_block)) {
+      : params(params), work(work), keys_end(params.seqlen_k), tile(F::blocks_of_tile(params, work)) {
     const int first = work.q_block * F::kBlockQ + warpgroup * tile::kWarpgroupRows;
     rows[0] = work.q_block * F::kBlockQ + warpgroup * tile::kWarpgroupRows + tile::fragment_row();
     rows[1] = rows[0] + 8;
@@ -32,8 +33,10 @@ struct ForwardSm90View {
       mine.begin = ptx::min(ptx::max(own.begin, tile.begin), tile.end - 1);
       mine.end = ptx::max(ptx::min(own.end, tile.end), mine.begin + 1);
     }
-    const int last = ptx::min(first + tile::kWarpgroupRows, params.seqlen_q) - 1;
-    clear = Mask::full_key_range(params.mask, ptx::min(first, last), last, params.seqlen_k);
+    if constexpr (Config::kSplitsKeys) keys_end = F::share_of_tile(params, work).end * F::kBlockK;
+    clear = Mask::full_key_range(params.mask, F::position_of(params, first),
+                                 F::position_of(params, first + tile::kWarpgroupRows - 1), params.seqlen_k);
+    clear.end = ptx::min(clear.end, keys_end);
   }
 
   // Whether a block needs masks and an exact maximum. The block that holds the last clear key counts as one: after it
@@ -45,20 +48,23 @@ struct ForwardSm90View {
 
   // Rows past the end see what the last row sees, so that they too always have a base.
   CUFLASH_DEVICE Range visible_keys(int i) const {
-    const int row = ptx::min(rows[i], params.seqlen_q - 1);
-    return Mask::key_range(params.mask, row, row, params.seqlen_k);
+    const int position = F::position_of(params, rows[i]);
+    Range keys = Mask::key_range(params.mask, position, position, params.seqlen_k);
+    keys.end = ptx::min(keys.end, keys_end);
+    return keys;
   }
 
   // dot products become scores.
   template <int kCount>
   CUFLASH_DEVICE void apply_score(float (&scores)[kCount], int block) const {
     if constexpr (Score::kPreScale) {
-      const typename Score::Head head = Score::head(params.score, work.q_head, work.batch);
+      const typename Score::Head head = Score::head(params.score, work.head, work.batch);  // packed: none depends on it
+      const int positions[2] = {F::position_of(params, rows[0]), F::position_of(params, rows[1])};
       const int first_key = block * F::kBlockK + tile::fragment_col();
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         const float scaled = scores[i] * params.pre_scale;
-        scores[i] = Score::apply(head, scaled, rows[tile::row_of(i)], first_key + tile::col_of(i));
+        scores[i] = Score::apply(head, scaled, positions[tile::row_of(i)], first_key + tile::col_of(i));
       }
     }
   }
@@ -89,7 +95,7 @@ struct ForwardSm90View {
   CUFLASH_DEVICE bool finish(float (&out)[kCount], const float (&base)[2], const float (&thread_sum)[2],
                              bool is_lost) const {
     const float sum[2] = {tile::quad_sum(thread_sum[0]), tile::quad_sum(thread_sum[1])};
-    const bool is_inside[2] = {rows[0] < params.seqlen_q, rows[1] < params.seqlen_q};
+    const bool is_inside[2] = {rows[0] < params.tile_rows, rows[1] < params.tile_rows};
     // A row without keys has sum 0; its outputs are 0 already. A sum of NaN stays one.
     const float inverse[2] = {sum[0] == 0.0f ? 0.0f : ptx::rcp(sum[0]), sum[1] == 0.0f ? 0.0f : ptx::rcp(sum[1])};
     tile::scale_rows(out, inverse);
@@ -100,22 +106,29 @@ struct ForwardSm90View {
       is_lost |= (is_inside[0] && zero[0] != 0.0f) || (is_inside[1] && zero[1] != 0.0f);
       if (ptx::vote_any(is_lost)) return true;
     }
-    const int64_t head = static_cast<int64_t>(work.batch) * params.num_q_heads + work.q_head;
-    float* lse_gmem = params.lse + head * params.seqlen_q;
-    Element* out_gmem = static_cast<Element*>(params.out) + work.batch * params.out_strides.batch +
-                        work.q_head * params.out_strides.head;
-    write_row<0>(out, out_gmem, lse_gmem, base[0], sum[0], is_inside[0]);
-    write_row<1>(out, out_gmem, lse_gmem, base[1], sum[1], is_inside[1]);
+    write_row<0>(out, base[0], sum[0], is_inside[0]);
+    write_row<1>(out, base[1], sum[1], is_inside[1]);
     return false;
   }
 
  private:
   template <int kHalf, int kCount>
-  CUFLASH_DEVICE void write_row(const float (&out)[kCount], Element* out_gmem, float* lse_gmem, float base, float sum,
-                                bool is_inside) const {
+  CUFLASH_DEVICE void write_row(const float (&out)[kCount], float base, float sum, bool is_inside) const {
+    const int position = F::position_of(params, rows[kHalf]);
+    int q_head = work.head;
+    if constexpr (Config::kPacksHeads) q_head = work.head * params.group + rows[kHalf] % params.group;
     const float lse = sum == 0.0f ? -ptx::kInfinity : (base + ptx::lg2(sum)) * kLn2;
-    if (is_inside && tile::fragment_col() == 0) ptx::store_global(lse_gmem + rows[kHalf], lse);
-    tile::store_row<Element, kHalf>(out, out_gmem + rows[kHalf] * params.out_strides.row, params.head_dim_v, is_inside);
+    const int64_t row = (static_cast<int64_t>(work.batch) * params.num_q_heads + q_head) * params.seqlen_q + position;
+    const int64_t lse_row = Config::kSplitsKeys ? work.split * params.split_rows + row : row;
+    if (is_inside && tile::fragment_col() == 0) ptx::store_global(params.lse + lse_row, lse);
+    const int64_t offset = work.batch * params.out_strides.batch + q_head * params.out_strides.head +
+                           position * params.out_strides.row;
+    if constexpr (Config::kSplitsKeys) {
+      float* part_gmem = static_cast<float*>(params.out) + work.split * params.split_rows * params.head_dim_v + offset;
+      tile::store_float_row<kHalf>(out, part_gmem, params.head_dim_v, is_inside);
+    } else {
+      tile::store_row<Element, kHalf>(out, static_cast<Element*>(params.out) + offset, params.head_dim_v, is_inside);
+    }
   }
 };
 

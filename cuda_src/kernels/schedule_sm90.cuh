@@ -16,22 +16,26 @@ enum class Schedule {
 
 // One tile of queries to work on. 16 bytes, as it lies in shared memory.
 struct alignas(16) WorkItem {
-  int32_t q_block, q_head, batch;
-  int32_t kind;  // one of the values below
+  int32_t q_block, head, batch;
+  int16_t kind;   // one of the values below
+  int16_t split;  // which part of the keys
 };
-inline constexpr int32_t kWorkEnd = 0, kWorkTile = 1, kWorkRedo = 2;
+inline constexpr int16_t kWorkEnd = 0, kWorkTile = 1, kWorkRedo = 2;
 
 // Tiles stand in sections of heads (their keys and values stay in the L2 cache), inside a section the last block of
 // queries first: under a causal mask it is the longest, and long tiles early leave short ones to fill the end.
 template <class Params>
 CUFLASH_DEVICE WorkItem work_of_tile(const Params& params, int tile) {
-  const int num_heads = params.num_tiles / params.num_q_blocks;
+  const int split = tile % params.num_splits;
+  tile /= params.num_splits;
+  const int num_heads = params.num_tiles / (params.num_q_blocks * params.num_splits);
   const int section_tiles = params.section_heads * params.num_q_blocks;
   const int first_head = tile / section_tiles * params.section_heads;
   const int within = tile % section_tiles;
   const int heads = ptx::min(params.section_heads, num_heads - first_head);  // the last section may be smaller
   const int head = first_head + within % heads;
-  return {params.num_q_blocks - 1 - within / heads, head % params.num_q_heads, head / params.num_q_heads, kWorkTile};
+  return {params.num_q_blocks - 1 - within / heads, head % params.tile_heads, head / params.tile_heads, kWorkTile,
+          static_cast<int16_t>(split)};
 }
 
 // The ticket for the next tile, drawn while the current one is still being loaded: a trip to the counter takes as long as

@@ -89,4 +89,14 @@ CUFLASH_DEVICE void store_row(const float (&values)[kCount], Element* row_gmem, 
   }
 }
 
+// The same row unrounded: a lane writes its own column pairs.
+template <int kHalf, int kCount>
+CUFLASH_DEVICE void store_float_row(const float (&values)[kCount], float* row_gmem, int num_cols, bool is_inside) {
+#pragma unroll
+  for (int i = 2 * kHalf; i < kCount; i += 4) {
+    const int col = fragment_col() + col_of(i);
+    if (is_inside && col < num_cols) ptx::store_global(row_gmem + col, f32x2{values[i], values[i + 1]});
+  }
+}
+
 }  // namespace cuflash::tile

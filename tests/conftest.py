@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from places import Place
 
+from cuflash.architectures import Device
 from cuflash.backends import why_no_gpu
 
 _places: dict[str, Place] = {}
@@ -33,6 +34,14 @@ def device(request: pytest.FixtureRequest) -> Iterator[Place]:
 def gpu(request: pytest.FixtureRequest) -> Iterator[Place]:
     """The GPU alone: for cases that need its size, its streams or its speed."""
     yield from _chosen(request.param, request)
+
+
+@pytest.fixture
+def hopper() -> Place:
+    """The emulator dressed as an H200: 132 multiprocessors and the kernels of the sm_90 family first."""
+    if "hopper" not in _places:
+        _places["hopper"] = Place("emulator", device=Device.emulated((9, 0), 132))
+    return _places["hopper"]
 
 
 @pytest.fixture

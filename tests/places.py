@@ -28,9 +28,9 @@ class Place:
     between NaN guards that are checked afterwards.
     """
 
-    def __init__(self, name: str, family: str = "auto", capability: tuple[int, int] | None = None) -> None:
+    def __init__(self, name: str, family: str = "auto", device: Device | None = None) -> None:
         self.name = name
-        self.eager = _guarded(name, family, capability)
+        self.eager = _guarded(name, family, device)
 
     @property
     def is_gpu(self) -> bool:
@@ -88,14 +88,14 @@ class Place:
                 assert (self.get(side).view(np.uint8) == 0xFF).all(), "a kernel wrote outside its output"
 
 
-def _guarded(name: str, family: str, capability: tuple[int, int] | None) -> Eager:
+def _guarded(name: str, family: str, device: Device | None) -> Eager:
     kind: Any = type(eager_on(name, family).backend)
 
     class Guarded(kind):  # type: ignore[misc]
         """The device's own backend, with guards of NaN around everything it allocates."""
 
         def __init__(self) -> None:
-            super().__init__(*([Device.emulated(capability)] if capability else []))
+            super().__init__(*([device] if device else []))
             self.guarded: list[tuple[Any, int]] = []
             self.options = EmulatorOptions.from_environment()
             self.statistics: list[Statistics] = []

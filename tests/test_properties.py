@@ -78,9 +78,10 @@ def test_repeats_bit_for_bit_under_any_schedule(device: Place, dtype: str, words
 @MASKS
 def test_batches_do_not_depend_on_each_other(device: Place, words: dict[str, Any]) -> None:
     arrays = inputs("float16", 5, batch=3)
-    together = device.both(arrays, deterministic=True, **words)
+    words = {**words, "deterministic": True, "batch_invariant": True}
+    together = device.both(arrays, **words)
     for batch in range(3):
-        alone = device.both({name: x[batch : batch + 1] for name, x in arrays.items()}, deterministic=True, **words)
+        alone = device.both({name: x[batch : batch + 1] for name, x in arrays.items()}, **words)
         assert_equal_bits(alone, {name: x[batch : batch + 1] for name, x in together.items()})
 
 

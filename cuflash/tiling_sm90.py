@@ -11,7 +11,7 @@ from enum import Enum
 
 from cuflash.problem import Problem
 
-__all__ = ["Base", "Schedule", "TileSm90", "shared_bytes", "tile_sm90"]
+__all__ = ["FEW_QUERIES", "ROWS", "Base", "Schedule", "TileSm90", "shared_bytes", "tile_sm90"]
 
 SLAB = 64  # columns of a shared-memory slab
 WARPGROUP_ROWS = 64

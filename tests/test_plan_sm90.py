@@ -1,0 +1,70 @@
+"""Plans of the Hopper forward without a GPU: what it refuses, and that every row of its table compiles clean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from arrays import stored
+from sm90 import H200, Array, arrays_of, plan
+
+from cuflash import plan_sm90
+from cuflash.plan import Plan
+from cuflash.problem import Keywords, Problem, spec_of_contiguous
+from cuflash.tiling_sm90 import FEW_QUERIES, ROWS, TileSm90
+
+REFUSED: dict[str, Callable[[dict[str, Array]], dict[str, Array]]] = {
+    "float32": lambda arrays: {name: array.astype(np.float32) for name, array in arrays.items()},
+    "head_dim=60": lambda arrays: {name: np.ascontiguousarray(array[..., :60]) for name, array in arrays.items()},
+    "row stride of 130 bytes": lambda arrays: {**arrays, "k": stored(arrays["k"][:, :, :1], "odd rows")},
+    "address": lambda arrays: {**arrays, "q": stored(arrays["q"], "offset 1")},
+    "along head_dim": lambda arrays: {**arrays, "v": stored(arrays["v"], "dim step 2")},
+    "no keys": lambda arrays: {**arrays, "k": arrays["k"][:, :0], "v": arrays["v"][:, :0]},
+}
+
+
+@pytest.mark.parametrize(("reason", "edit"), REFUSED.items(), ids=REFUSED)
+def test_what_it_does_not_take_it_says(reason: str, edit: Callable[[dict[str, Array]], dict[str, Array]]) -> None:
+    arrays = arrays_of(20, heads=1 if "row stride" in reason else 2)
+    answer = plan(edit(arrays))
+    assert isinstance(answer, str)
+    assert reason in answer
+
+
+@pytest.mark.parametrize(
+    "row", ROWS, ids=lambda row: f"d{row.head_dim}-{'full' if row.uniform else 'causal'}-{row.seqlen_k}"
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.exhaustive)])
+def test_every_row_of_the_table_compiles_clean(row: Any, dtype: str) -> None:
+    """No spills, no wgmma that is serialised, no setmaxnreg that is ignored."""
+    rows = min(row.seqlen_k, 16384)
+    specs = [spec_of_contiguous((16, rows, 8, dim), dtype) for dim in (row.head_dim, row.head_dim, row.head_dim_v)]
+    made = plan_sm90.forward(Problem.forward(*specs, Keywords(causal=not row.uniform)), H200)
+    assert isinstance(made, Plan)
+    check_compiles_clean(made)
+
+
+@pytest.mark.parametrize("line", FEW_QUERIES, ids=lambda line: f"d{line[0]}-v{line[1]}")
+def test_every_tile_for_few_queries_compiles_clean(line: tuple[int, int, TileSm90]) -> None:
+    head_dim, head_dim_v, _ = line
+    specs = [
+        spec_of_contiguous((1, rows, heads, dim), "bfloat16")
+        for rows, heads, dim in ((1, 8, head_dim), (9000, 2, head_dim), (9000, 2, head_dim_v))
+    ]
+    made = plan_sm90.forward(Problem.forward(*specs, Keywords(causal=True)), H200)
+    assert isinstance(made, Plan)
+    assert len(made.launches) == 2
+    check_compiles_clean(made)
+
+
+def check_compiles_clean(made: Plan) -> None:
+    jit = pytest.importorskip("cuflash.jit")
+    pytest.importorskip("cupy_backends.cuda.libs.nvrtc")
+    for launch in made.launches:
+        log = jit.compile_cubin(launch.variant, "sm_90a").log
+        spills = [int(count) for count in re.findall(r"(\d+) bytes spill", log)]
+        assert spills and not any(spills), log
+        assert "C75" not in log, log

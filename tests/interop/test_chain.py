@@ -48,8 +48,15 @@ class EmulatingDriver(WritingDriver):
         for pointer in launch.pointers:
             address = int.from_bytes(params[pointer.offset : pointer.offset + 8], "little") - pointer.byte_offset
             operands[pointer.operand] = over(address, *self._extent(pointer.operand))
+        for slot in launch.tensor_maps:  # what ``_encode`` of the writing driver left there
+            address = int.from_bytes(params[slot.offset + 16 : slot.offset + 24], "little") - slot.byte_offset
+            operands[slot.operand] = over(address, *self._extent(slot.operand))
         emulator.execute(replace(self.plan, launches=(launch,)), operands)
         return 0
+
+    def _clear(self, address: int, value: int, count: int, stream: int) -> int:
+        ctypes.memset(address, 0, 4 * count)
+        return super()._clear(address, value, count, stream)
 
     def _extent(self, name: str) -> tuple[tuple[int, ...], str]:
         if name == "workspace":
@@ -70,9 +77,9 @@ def over(address: int, shape: tuple[int, ...], dtype: str) -> Array:
     return np.frombuffer(raw, kind).reshape(shape)
 
 
-def plan_of(kind: str, arrays: dict[str, Array]) -> Plan:
+def plan_of(kind: str, arrays: dict[str, Array], capability: tuple[int, int] = (8, 0)) -> Plan:
     problem = problem_of(kind, Keywords(causal=True), arrays)
-    return jax_ffi.make_plan(kind, problem, Device.emulated())[0]
+    return jax_ffi.make_plan(kind, problem, Device.emulated(capability))[0]
 
 
 @pytest.fixture
@@ -107,6 +114,16 @@ def test_forward_and_backward_through_the_c_launcher(c_launcher: Any) -> None:
     backward = plan_of("backward", {name: arrays[name] for name in ("d_out", "q", "k", "v", "out", "lse")})
     found |= through_xla(c_launcher, backward, arrays, "cuflash_chain_backward")
     for name, wanted in zip(("out", "lse", "dq", "dk", "dv"), exact(sample("bfloat16"), causal=True), strict=True):
+        assert_close(found[name], wanted, "float32" if name == "lse" else "bfloat16", scale=4)
+
+
+@needs_compiler
+def test_tensor_maps_and_cleared_counters_through_the_c_launcher(c_launcher: Any) -> None:
+    arrays = sample("bfloat16", (2, 300, 300, 2, 1, 64))
+    plan = plan_of("forward", {name: arrays[name] for name in "qkv"}, (9, 0))
+    assert plan.launches[0].tensor_maps
+    found = through_xla(c_launcher, plan, arrays, "cuflash_chain_maps")
+    for name, wanted in zip(("out", "lse"), exact(arrays, causal=True), strict=False):
         assert_close(found[name], wanted, "float32" if name == "lse" else "bfloat16", scale=4)
 
 

@@ -6,10 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from arrays import case, dense
+from arrays import case, dense, stored
+from oracle import expected
 from places import Place
 
 from cuflash import merge_states
+from cuflash.problem import Keywords
 
 
 def test_rows_without_keys_have_minus_infinity(device: Place) -> None:
@@ -43,3 +45,14 @@ def test_lse_is_natural_with_softcap_and_with_alibi(device: Place) -> None:
     tilted = device.forward({"q": q[:, :1], "k": k, "v": k, "alibi_slopes": slope})
     right = math.log(np.exp(-0.01 * np.arange(1600)).sum())
     assert tilted["lse"].item() == pytest.approx(right, abs=2e-5)
+
+
+def test_lse_has_the_documented_shape(device: Place) -> None:
+    """[batch, num_q_heads, seqlen_q], float32, contiguous, whatever the storage of q."""
+    arrays = case(dense(2, 3, 3, 70, 65, 64, dtype="float16"))
+    arrays["q"] = stored(arrays["q"], "SBHD")
+    placed = {name: device.put(arrays[name]) for name in "qkv"}
+    _, lse = device.eager.forward(placed, Keywords())
+    assert lse.shape == (2, 3, 70) and lse.dtype == np.float32 and lse.flags.c_contiguous
+    rows = np.argsort(device.get(lse)[1, 2])
+    assert np.array_equal(rows, np.argsort(expected(arrays)["lse"][1, 2]))

@@ -245,3 +245,44 @@ def test_a_child_of_a_busy_parent_gets_a_message(gpu: Place) -> None:
     body = "try:\n    cuflash.flash_attention(q, q, q)\nexcept Exception:\n    os._exit(0)\nos._exit(3)"
     result = run(f"import os, sys\n{SMALL}\n" + FORK.split("\n", 3)[3].format(small=body.replace("\n", "\n    ")))
     assert result.returncode == 0, result.stderr
+
+
+INSTALLED = {
+    "none": ([], []),
+    "one": (["cupy-cuda12x"], []),
+    "two": (["cupy-cuda12x", "cupy_cuda13x"], ["cupy-cuda12x and cupy-cuda13x"]),
+    "from conda": (["cupy"], []),
+    "from conda and a wheel": (["cupy", "cupy-cuda13x"], ["cupy and cupy-cuda13x"]),
+}
+
+
+@pytest.mark.parametrize(("names", "reported"), INSTALLED.values(), ids=INSTALLED)
+def test_two_cupy_packages_are_reported(names: list[str], reported: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `cuflash info` says of fake lists of installed packages; no wheel is a hard dependency of ours."""
+    from importlib import metadata
+
+    from cuflash import info
+
+    class Fake:
+        def __init__(self, name: str) -> None:
+            self.metadata = {"Name": name}
+
+    monkeypatch.setattr(metadata, "distributions", lambda: [Fake(name) for name in ("numpy", *names)])
+    found = [row["what"] for row in info._missing("no GPU") if "single CuPy" in row["what"]]
+    assert len(found) == len(reported) and all(part in found[0] for part in reported)
+    hard = (ROOT / "pyproject.toml").read_text().split("\ndependencies = [")[1].split("]")[0]
+    assert "numpy" in hard and "cupy" not in hard
+
+
+def test_missing_cupy_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cuflash.backends import why_no_gpu
+
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert "cuflash[cuda12]" in why_no_gpu() and "cuflash[cuda13]" in why_no_gpu()
+
+
+def test_kernels_need_no_header_of_a_toolkit() -> None:
+    """A wheel-only install has no cuda_fp16.h: every include of a kernel is one of our own."""
+    sources = [p for p in (ROOT / "cuda_src").rglob("*.cuh") if "emulator" not in p.relative_to(ROOT).parts]
+    assert sources
+    assert [path.name for path in sources if "#include <" in path.read_text()] == []

@@ -16,7 +16,7 @@ import cuflash
 from cuflash.backends import default_device, why_no_gpu
 from cuflash.interop import launcher
 
-__all__ = ["circumstances", "collect", "driver_version", "installed_versions"]
+__all__ = ["circumstances", "collect", "cupy_packages", "driver_version", "installed_versions"]
 
 _WATCHED = (
     "numpy",
@@ -75,6 +75,12 @@ def installed_versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def cupy_packages() -> list[str]:
+    """Every installed distribution that brings the module ``cupy``; two of them overwrite each other's files."""
+    names = {str(found.metadata["Name"]).lower().replace("_", "-") for found in metadata.distributions()}
+    return sorted(name for name in names if name == "cupy" or name.startswith(("cupy-cuda", "cupy-rocm")))
 
 
 def driver_version() -> str:
@@ -156,6 +162,9 @@ def _missing(no_gpu: str) -> list[dict[str, str]]:
         )
     elif no_gpu:
         absent.append({"what": "a GPU", "remedy": "none needed to try: the emulator runs the kernels on the CPU"})
+    if len(packages := cupy_packages()) > 1:
+        remedy = f'pip uninstall {" ".join(packages)}, then pip install "cuflash[cuda12]" or "cuflash[cuda13]"'
+        absent.append({"what": f"a single CuPy: {' and '.join(packages)} are installed", "remedy": remedy})
     if util.find_spec("cupy") and not _nvrtc():
         absent.append({"what": "NVRTC", "remedy": "pip install nvidia-cuda-nvrtc-cu12 (CUDA 13: nvidia-cuda-nvrtc)"})
     if not _host_compiler():

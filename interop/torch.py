@@ -12,8 +12,8 @@ import torch
 
 from cuflash.eager import Gradients
 from cuflash.interop.chunk import attention_chunk
-from cuflash.interop.torch_backend import as_numpy, check_devices, cuda_eager, host_eager
-from cuflash.interop.torch_functions import attention, gradients, needs_no_operator
+from cuflash.interop.torch_backend import as_numpy, check_devices, cuda_eager, host_eager, needs_no_operator
+from cuflash.interop.torch_functions import attention, gradients
 from cuflash.interop.torch_hf import register_hf
 from cuflash.interop.torch_operator import forward_into, options_of
 from cuflash.interop.torch_sdpa import scaled_dot_product_attention

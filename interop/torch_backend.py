@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import ml_dtypes
@@ -19,7 +20,16 @@ from cuflash.overlap import shares_memory
 from cuflash.plan import Plan
 from cuflash.problem import ArraySpec
 
-__all__ = ["TorchBackend", "as_numpy", "as_torch", "check_devices", "cuda_eager", "host_eager"]
+__all__ = [
+    "TorchBackend",
+    "as_numpy",
+    "as_torch",
+    "check_devices",
+    "cuda_eager",
+    "host_eager",
+    "needs_no_operator",
+    "transforms_are_active",
+]
 
 _PREPARED_LIMIT = 8192  # plans; a table that reaches it starts afresh
 Prepared = tuple[Plan, Run, tuple[str, ...]]
@@ -135,6 +145,26 @@ def check_devices(arrays: dict[str, Any]) -> None:
             raise DeviceError(f"{name}.device", str(array.device), f"must be q's device {home}", remedy)
     if home.type not in ("cuda", "cpu", "meta"):
         raise DeviceError("q.device", str(home), "must be a CUDA device", "move it with .cuda()")
+
+
+def transforms_are_active() -> bool:
+    """Whether a transform of torch.func surrounds the call."""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
+def needs_no_operator(tensors: Iterable[Any]) -> bool:
+    """Whether a call may go straight to the kernels: plain CUDA tensors and nobody who watches or differentiates.
+
+    The operator's way through torch's dispatcher takes longer than everything else on the host together.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    grad = torch.is_grad_enabled()
+    for x in tensors:
+        if type(x) is not torch.Tensor or not x.is_cuda or (grad and x.requires_grad) or x.is_neg():
+            return False
+    watched = transforms_are_active() or torch._C._len_torch_dispatch_stack()
+    return not watched and not torch.is_autocast_enabled("cuda")
 
 
 def as_numpy(tensor: Any) -> Any:

@@ -6,34 +6,14 @@ costs five times as much a call, so it is used only while a transform is active.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from cuflash.interop.torch_backend import transforms_are_active
 from cuflash.interop.torch_operator import differentiate, fold, refuse_second_order, remember, unfold
 
-__all__ = ["attention", "gradients", "needs_no_operator", "transforms_are_active"]
-
-
-def transforms_are_active() -> bool:
-    """Whether a transform of torch.func surrounds the call."""
-    return bool(torch._C._are_functorch_transforms_active())
-
-
-def needs_no_operator(tensors: Iterable[Any]) -> bool:
-    """Whether a call may go straight to the kernels: plain CUDA tensors and nobody who watches or differentiates.
-
-    The operator's way through torch's dispatcher takes longer than everything else on the host together.
-    """
-    if torch.compiler.is_compiling():
-        return False
-    grad = torch.is_grad_enabled()
-    for x in tensors:
-        if type(x) is not torch.Tensor or not x.is_cuda or (grad and x.requires_grad) or x.is_neg():
-            return False
-    watched = transforms_are_active() or torch._C._len_torch_dispatch_stack()
-    return not watched and not torch.is_autocast_enabled("cuda")
+__all__ = ["attention", "gradients"]
 
 
 class Attention(torch.autograd.Function):

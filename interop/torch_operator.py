@@ -14,7 +14,7 @@ import torch
 from cuflash import masks, scores
 from cuflash.eager import Gradients
 from cuflash.errors import ArgumentError, UnsupportedError
-from cuflash.interop.torch_backend import as_numpy, as_torch, cuda_eager, host_eager
+from cuflash.interop.torch_backend import as_numpy, as_torch, cuda_eager, host_eager, needs_no_operator
 from cuflash.problem import Keywords
 
 __all__ = [
@@ -156,7 +156,15 @@ def differentiate(operator: Any, ctx: Any, d_out: Any, d_lse: Any) -> tuple[Any,
 
 
 def _differentiate(ctx: Any, d_out: Any, d_lse: Any) -> tuple[Any, ...]:
-    return differentiate(torch.ops.cuflash.backward, ctx, d_out, d_lse)
+    return differentiate(_backward, ctx, d_out, d_lse)
+
+
+def _backward(*arguments: Any) -> Any:
+    *arrays, options = arguments
+    given = _given(arrays)
+    if needs_no_operator(given.values()):
+        return cuda_eager.backward(given, words_of(options))
+    return torch.ops.cuflash.backward(*arguments)
 
 
 def refuse_second_order(*_: Any) -> Any:

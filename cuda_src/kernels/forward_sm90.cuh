@@ -1,9 +1,11 @@
-// Forward attention for Hopper: wgmma on tiles that TMA brings in, one producer warp and one to four consumer warpgroups.
+// Forward attention for Hopper: wgmma on tiles that TMA brings in, one producer warp and one to four consumer
+// warpgroups.
 //
 // Config: Element, Mask, Score; kBlockQ, kBlockK, kHeadDim, kHeadDimV (the last two rounded up to 16), kWarpgroups,
-// kStages and kQStages of the rings, kBase, kSchedule, kTurns (warpgroups take turns on the tensor cores) and kSkipBlocks
-// (a warpgroup leaves out blocks that hold none of its keys), kSharedBytes (what the launch asks for), kPacksHeads (the
-// query heads of a group share a tile) and kSplitsKeys (several tiles share the keys of a row; forward_combine follows).
+// kStages and kQStages of the rings, kBase, kSchedule, kTurns (warpgroups take turns on the tensor cores) and
+// kSkipBlocks (a warpgroup leaves out blocks that hold none of its keys), kSharedBytes (what the launch asks for),
+// kPacksHeads (the query heads of a group share a tile) and kSplitsKeys (several tiles share the keys of a row;
+// forward_combine follows).
 #pragma once
 #include "kernels/forward_sm90_consumer.cuh"
 #include "kernels/forward_sm90_producer.cuh"
@@ -16,8 +18,9 @@ template <class Config>
 CUFLASH_DEVICE void forward_sm90_consume(const typename ForwardSm90<Config>::Params& params,
                                          const typename ForwardSm90<Config>::Shared& shared) {
   using F = ForwardSm90<Config>;
+  const int warpgroup = ptx::warp_index() / 4 - 1;  // of the consumers
   const bool is_speaker = ptx::thread_index() % tile::kWarpgroupThreads == 0;
-  ForwardSm90Consumer<Config> consumer{params, shared, static_cast<int>(ptx::warp_index() / 4) - 1, is_speaker, {}, {}, {}};
+  ForwardSm90Consumer<Config> consumer{params, shared, warpgroup, is_speaker, {}, {}, {}};
   // The last warpgroup hands the first turn to the first one.
   if (consumer.warpgroup == F::kWarpgroups - 1) consumer.give_turn_to(0);
 #pragma unroll 1

@@ -1,8 +1,8 @@
 // A consumer warpgroup of the sm_90 forward kernel: 64 rows of queries against the blocks of keys of a tile.
 //
-// Inside a warpgroup the scores of block n are computed while the probabilities of block n + 1 multiply their values, and
-// the softmax of block n runs while that product is still under way. Between warpgroups, turns keep one on the tensor
-// cores while another is at its exponentials.
+// Inside a warpgroup the scores of block n are computed while the probabilities of block n + 1 multiply their values,
+// and the softmax of block n runs while that product is still under way. Between warpgroups, turns keep one on the
+// tensor cores while another is at its exponentials.
 #pragma once
 #include "kernels/forward_sm90_softmax.cuh"
 #include "kernels/forward_sm90_view.cuh"

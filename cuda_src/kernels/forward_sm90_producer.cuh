@@ -54,7 +54,8 @@ struct ForwardSm90Producer {
     }
   }
 
-  // A refused tile goes out again before new ones, so the board always has room for it: the slot of the tile just judged.
+  // A refused tile goes out again before new ones, so the board always has room for it: the slot of the tile just
+  // judged.
   CUFLASH_DEVICE void look_ahead(int kind, uint32_t ticket) {
     if (kind == kWorkTile) tile = drawn_tile<Config::kSchedule>(params, tile, ticket);
     if (posted - judged == F::Board::kSlots && judge_oldest()) return;

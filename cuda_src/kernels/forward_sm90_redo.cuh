@@ -2,8 +2,8 @@
 // every block, one product at a time, and hidden values that are never touched. It has no limits on its input beyond
 // those of the arithmetic, and always writes.
 //
-// On boundary blocks the probabilities multiply the values in float registers, key by key, and a row skips the keys that
-// it does not see: a matrix product would multiply their NaN or infinity by 0.
+// On boundary blocks the probabilities multiply the values in float registers, key by key, and a row skips the keys
+// that it does not see: a matrix product would multiply their NaN or infinity by 0.
 #pragma once
 #include "kernels/forward_sm90_consumer.cuh"
 

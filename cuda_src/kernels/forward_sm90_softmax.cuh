@@ -1,12 +1,12 @@
 // The softmax of the sm_90 forward kernel, on the fragment of one block of scores.
 //
-// P = 2^(unit * score - base), and the result does not depend on the base as long as nothing overflows or vanishes. Three
-// ways to choose it:
+// P = 2^(unit * score - base), and the result does not depend on the base as long as nothing overflows or vanishes.
+// Three ways to choose it:
 //   plain       the running maximum: found before the exponentials of each block, outputs rescaled after each block;
 //   optimistic  the maximum of the blocks before: the maximum of a block is found beside its exponentials, and the base
 //               follows only when it was outgrown by more than kFollow;
-//   fixed       the maximum of the boundary blocks, which come first; afterwards nobody looks for a maximum. A block whose
-//               sum passes kSumLimit moves the base by a power of two, before its P is rounded to 16 bits.
+//   fixed       the maximum of the boundary blocks, which come first; afterwards nobody looks for a maximum. A block
+//               whose sum passes kSumLimit moves the base by a power of two, before its P is rounded to 16 bits.
 // The base is never more than a few powers of two above the true maximum, so nothing that matters vanishes; what
 // overflows all the same (a jump beyond the exponent range inside one block) shows as an output that is not finite, and
 // the tile is redone in the plain form.
@@ -72,7 +72,8 @@ CUFLASH_DEVICE void exponentiate(float (&scores)[kCount], float unit, const RowS
   }
 }
 
-// Optimistic: after a block, follow its maximum if it grew far. The output follows once the product in flight has landed.
+// Optimistic: after a block, follow its maximum if it grew far. The output follows once the product in flight has
+// landed.
 template <class Element>
 CUFLASH_DEVICE void follow_base(const float (&largest)[2], float unit, RowStats& rows) {
 #pragma unroll
@@ -95,8 +96,8 @@ CUFLASH_DEVICE void move_base(RowStats& rows, float (&block_sum)[2], float (&fac
   for (int i = 0; i < 2; ++i) {
     const float row_sum = tile::quad_sum(block_sum[i]);
     rows.is_lost |= row_sum > kLostSum;
-    const int exponent = (ptx::bit_cast<int32_t>(row_sum) >> 23) - 127;
-    const float moved = rows.base[i] + (row_sum > SoftmaxLimits<Element>::kSumLimit ? static_cast<float>(exponent) : 0.0f);
+    const float exponent = static_cast<float>((ptx::bit_cast<int32_t>(row_sum) >> 23) - 127);
+    const float moved = row_sum > SoftmaxLimits<Element>::kSumLimit ? rows.base[i] + exponent : rows.base[i];
     factor[i] = ptx::ex2(rows.base[i] - moved);
     rows.base[i] = moved;
     rows.sum[i] *= factor[i];

@@ -1,5 +1,5 @@
-// What the producer and the consumers of the sm_90 forward kernel must agree on: tile shapes, the plan of shared memory,
-// and which blocks of keys belong to a tile of queries.
+// What the producer and the consumers of the sm_90 forward kernel must agree on: tile shapes, the plan of shared
+// memory, and which blocks of keys belong to a tile of queries.
 #pragma once
 #include "attention/masks/mask.cuh"
 #include "attention/params_sm90.cuh"
@@ -34,7 +34,8 @@ struct ForwardSm90 {
   static_assert(kBlockK % 16 == 0 && kBlockK <= 256, "whole products, and a box of TMA has at most 256 rows");
   static_assert(!Config::kTurns || kWarpgroups > 1, "turns need somebody to take them with");
 
-  // Registers a thread after the split; with one consumer warpgroup every thread has as many as it can name anyway. Together they fit the pool that the launch bounds leave to the block.
+  // Registers a thread after the split. Together they fit the pool that the launch bounds leave to the block; with one
+  // consumer warpgroup every thread has as many as it can name anyway.
   static constexpr bool kSplitsRegisters = kWarpgroups > 1;
   static constexpr int kProducerRegisters = kWarpgroups <= 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kWarpgroups <= 2 ? 232 : kWarpgroups == 3 ? 160 : 112;

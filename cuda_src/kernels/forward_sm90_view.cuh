@@ -89,8 +89,9 @@ struct ForwardSm90View {
     }
   }
 
-  // Divides by the row sums and writes outputs and lse, unless the tile is in doubt and must be certain. Returns whether
-  // this warp is in doubt: an output that is not finite may be an overflow, or a NaN that belongs to a hidden key.
+  // Divides by the row sums and writes outputs and lse, unless the tile is in doubt and must be certain. Returns
+  // whether this warp is in doubt: an output that is not finite may be an overflow, or a NaN that belongs to a hidden
+  // key.
   template <bool kMustWrite, int kCount>
   CUFLASH_DEVICE bool finish(float (&out)[kCount], const float (&base)[2], const float (&thread_sum)[2],
                              bool is_lost) const {
@@ -117,7 +118,8 @@ struct ForwardSm90View {
     const int position = F::position_of(params, rows[kHalf]);
     int q_head = work.head;
     if constexpr (Config::kPacksHeads) q_head = work.head * params.group + rows[kHalf] % params.group;
-    const float lse = sum == 0.0f ? -ptx::kInfinity : (base + ptx::lg2(sum)) * kLn2;
+    // One rounding: a base of millions leaves no digits for a second.
+    const float lse = sum == 0.0f ? -ptx::kInfinity : ptx::fma(base, kLn2, ptx::lg2(sum) * kLn2);
     const int64_t row = (static_cast<int64_t>(work.batch) * params.num_q_heads + q_head) * params.seqlen_q + position;
     const int64_t lse_row = Config::kSplitsKeys ? work.split * params.split_rows + row : row;
     if (is_inside && tile::fragment_col() == 0) ptx::store_global(params.lse + lse_row, lse);

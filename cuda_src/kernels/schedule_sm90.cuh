@@ -38,8 +38,8 @@ CUFLASH_DEVICE WorkItem work_of_tile(const Params& params, int tile) {
           static_cast<int16_t>(split)};
 }
 
-// The ticket for the next tile, drawn while the current one is still being loaded: a trip to the counter takes as long as
-// loading a block. Only drawn_tile looks at it, so that nothing waits for it in between.
+// The ticket for the next tile, drawn while the current one is still being loaded: a trip to the counter takes as long
+// as loading a block. Only drawn_tile looks at it, so that nothing waits for it in between.
 template <Schedule kSchedule, class Params>
 CUFLASH_DEVICE uint32_t draw_ticket(const Params& params) {
   if constexpr (kSchedule == Schedule::kDynamic) return ptx::atomic_add(params.counter, 1u);
@@ -58,8 +58,9 @@ CUFLASH_DEVICE int drawn_tile(const Params& params, int tile, uint32_t ticket) {
   return blocks + static_cast<int>(ticket);
 }
 
-// Slots in a ring; tiles are numbered as they are posted. A slot is used again only when every consumer warp has written
-// its verdict on the tile before, so no warp can fall behind by a round and at most kSlots tiles wait for judgement.
+// Slots in a ring; tiles are numbered as they are posted. A slot is used again only when every consumer warp has
+// written its verdict on the tile before, so no warp can fall behind by a round and at most kSlots tiles wait for
+// judgement.
 template <int kWarps>
 struct WorkBoard {
   static constexpr uint32_t kSlots = 4;

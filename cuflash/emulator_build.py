@@ -30,7 +30,8 @@ _COMPILERS = ("g++", "clang++", "c++")
 _COMMON = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-ffp-contract=fast")
 _OPTIONAL = ("-march=native", "-mcpu=native", "-fno-gnu-unique")  # where the compiler knows them
 _RUNTIME = ("-O3", "-ftls-model=initial-exec", "-pthread")
-_KERNEL = ("-O2", "-g1", "-Wno-unknown-pragmas")
+# -O1 compiles in little more than half the time of -O2 and runs as fast: the time goes into the runtime.
+_KERNEL = ("-O1", "-g1", "-Wno-unknown-pragmas")
 _INSTRUMENT = "-fsanitize=thread"
 _MAC = sys.platform == "darwin"
 _LINK = ("-shared", *(("-undefined", "dynamic_lookup") if _MAC else ()))

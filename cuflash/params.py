@@ -42,7 +42,7 @@ def forward_params(mask: Mask, score: Score) -> np.dtype[Any]:
 def backward_params(mask: Mask, score: Score) -> np.dtype[Any]:
     """``BackwardParams`` of attention/params_backward.cuh."""
     return _struct(
-        "q k v d_out lse_log2 delta dq dk dv dq_accumulator",
+        "q k v d_out row_base delta dq dk dv dq_accumulator",
         "q_strides k_strides v_strides d_out_strides dq_strides dk_strides dv_strides",
         "batch num_q_heads num_kv_heads seqlen_q seqlen_k head_dim head_dim_v stat_rows num_q_blocks num_k_blocks",
         "softmax_unit pre_scale grad_scale",
@@ -51,7 +51,7 @@ def backward_params(mask: Mask, score: Score) -> np.dtype[Any]:
 
 
 PREPARE = _struct(
-    "out d_out lse d_lse lse_log2 delta dq_accumulator",
+    "out d_out lse d_lse row_base delta dq_accumulator",
     "out_strides d_out_strides d_lse_strides",
     "num_q_heads seqlen_q head_dim_v stat_rows num_row_blocks accumulator_columns",
     "",

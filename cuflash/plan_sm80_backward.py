@@ -59,10 +59,10 @@ class _Backward:
         self.dq, self.dk, self.dv = (spec_of_contiguous(getattr(problem, n).shape, problem.dtype.name) for n in names)
 
     def _workspace(self) -> tuple[dict[str, int], int]:
-        """Byte offsets of lse_log2, delta and the accumulator; linear in the length."""
+        """Byte offsets of row_base, delta and the accumulator; linear in the length."""
         rows = self.heads * self.stat_rows
         tile_rows = padded(self.problem.seqlen_q, TILE_ROWS) * self.heads
-        parts = {"lse_log2": rows * 4, "delta": rows * 4}
+        parts = {"row_base": rows * 4, "delta": rows * 4}
         parts["dq_accumulator"] = tile_rows * self.head_dim * 4 if self.accumulates else 0
         offsets, end = {}, 0
         for name, nbytes in parts.items():
@@ -163,11 +163,19 @@ class _Backward:
             **{f"{name}_strides": spec.strides for name, spec in specs.items()},
             **sizes(problem),
             **softmax_values(problem),
+            **self._natural_unit(),
             "stat_rows": self.stat_rows,
             "num_q_blocks": -(-problem.seqlen_q // tile_q),
             "num_k_blocks": -(-problem.seqlen_k // tile_k),
             "grad_scale": problem.scale,
         }
+
+    def _natural_unit(self) -> dict[str, float]:
+        """float32 exponents are natural: log2 units would round a large lse once more (attention/gradient.cuh)."""
+        problem = self.problem
+        if problem.dtype.name != "float32":
+            return {}
+        return {"softmax_unit": 1.0 if problem.score.pre_scale else problem.scale}
 
     def _main(self) -> Launch:
         problem, tile = self.problem, self.tile

@@ -11,7 +11,7 @@ struct BackwardParams {
   const void* k;          // [batch, seqlen_k, num_kv_heads, head_dim]
   const void* v;          // [batch, seqlen_k, num_kv_heads, head_dim_v]
   const void* d_out;      // [batch, seqlen_q, num_q_heads, head_dim_v]
-  const float* lse_log2;  // [batch, num_q_heads, stat_rows], log2 units, +inf where there is nothing to do
+  const float* row_base;  // [batch, num_q_heads, stat_rows]: lse in softmax_unit's units, +inf where nothing is to do
   const float* delta;     // [batch, num_q_heads, stat_rows]
   void* dq;               // as q
   void* dk;               // as k
@@ -20,7 +20,7 @@ struct BackwardParams {
   Strides q_strides, k_strides, v_strides, d_out_strides, dq_strides, dk_strides, dv_strides;
   int32_t batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k, head_dim, head_dim_v;
   int32_t stat_rows, num_q_blocks, num_k_blocks;
-  float softmax_unit;  // as in the forward: log2 score = unit * Score::apply(pre_scale * dot)
+  float softmax_unit;  // as in the forward: log2 score = unit * Score::apply(pre_scale * dot); natural for float32
   float pre_scale;
   float grad_scale;  // d(score in natural units) / d(dot): the softmax scale
   typename Mask::Params mask;
@@ -32,7 +32,7 @@ struct PrepareParams {
   const void* d_out;      // as out
   const float* lse;       // [batch, num_q_heads, seqlen_q], contiguous, natural logarithm
   const float* d_lse;     // as lse, any strides; null without a gradient of lse
-  float* lse_log2;        // [batch, num_q_heads, stat_rows]
+  float* row_base;        // [batch, num_q_heads, stat_rows]
   float* delta;           // [batch, num_q_heads, stat_rows]
   float* dq_accumulator;  // see BackwardParams
   Strides out_strides, d_out_strides, d_lse_strides;  // elements; d_lse has no dim

@@ -64,7 +64,7 @@ struct BackwardDqBlock {
   const typename Score::Head head;
   const typename Layout::template Copy<typename Layout::KTile> k_copy;
   const typename Layout::template Copy<typename Layout::VTile> v_copy;
-  float lse_log2[Pairs::kLaneRows];
+  float row_base[Pairs::kLaneRows];
   float delta[Pairs::kLaneRows];
   tile::Accumulator<Layout::kRowTiles, Config::kHeadDim / 8> dq;
 
@@ -101,7 +101,7 @@ struct BackwardDqBlock {
         warp_first_row;
 #pragma unroll
     for (int row = 0; row < Pairs::kLaneRows; ++row) {
-      lse_log2[row] = ptx::load_global<float>(params.lse_log2 + first_stat + Pairs::row_of(row));
+      row_base[row] = ptx::load_global<float>(params.row_base + first_stat + Pairs::row_of(row));
       delta[row] = ptx::load_global<float>(params.delta + first_stat + Pairs::row_of(row));
     }
   }
@@ -130,8 +130,8 @@ struct BackwardDqBlock {
     tile::zip(scores, d_probs, [&](float& score, float& d_prob, int lane_row, int row, int col) {
       const int q = first_row + warp_first_row + row;
       const int k = k_block * kBlockK + col;
-      const PairGradient gradient = gradient_of_pair<Score>(head, params.softmax_unit, params.pre_scale, score, d_prob,
-                                                            lse_log2[lane_row], delta[lane_row], q, k);
+      const PairGradient gradient = gradient_of_pair<Score, Element>(
+          head, params.softmax_unit, params.pre_scale, score, d_prob, row_base[lane_row], delta[lane_row], q, k);
       const bool keeps = !kMasked || (k < params.seqlen_k && Mask::keeps(params.mask, q, k));
       d_prob = keeps ? gradient.d_score : 0.0f;
     });

@@ -1,5 +1,6 @@
-// delta = rowsum(d_out * out) - d_lse, lse in log2 units, and zeros where the main kernel adds up dq.
+// delta = rowsum(d_out * out) - d_lse, lse in the main kernel's units, and zeros where the main kernel adds up dq.
 #pragma once
+#include "attention/gradient.cuh"
 #include "attention/params_backward.cuh"
 #include "attention/sequence.cuh"
 #include "ptx/shuffle.cuh"
@@ -52,14 +53,15 @@ CUFLASH_DEVICE float partial_delta(const PrepareParams& params, int batch, int h
 
 // Writes what the main kernels need of one row. A row without keys has lse = -inf and takes no part, whatever its d_out
 // holds, and neither does a row past seqlen_q: exp2(score - inf) is 0.
+template <class Element>
 CUFLASH_DEVICE void store_row_statistics(const PrepareParams& params, int batch, int head, int row, float row_sum) {
   const int64_t batch_head = static_cast<int64_t>(batch) * params.num_q_heads + head;
-  float lse_log2 = kInfinity;
+  float row_base = kInfinity;
   float delta = 0.0f;
   if (row < params.seqlen_q) {
     const float lse = ptx::load_global<float>(params.lse + batch_head * params.seqlen_q + row);
     if (lse != -kInfinity) {
-      lse_log2 = lse * kLog2E;
+      row_base = kHasNaturalBase<Element> ? lse : lse * kLog2E;
       delta = row_sum;
       if (params.d_lse != nullptr) {
         const Strides& strides = params.d_lse_strides;
@@ -68,7 +70,7 @@ CUFLASH_DEVICE void store_row_statistics(const PrepareParams& params, int batch,
       }
     }
   }
-  ptx::store_global(params.lse_log2 + batch_head * params.stat_rows + row, lse_log2);
+  ptx::store_global(params.row_base + batch_head * params.stat_rows + row, row_base);
   ptx::store_global(params.delta + batch_head * params.stat_rows + row, delta);
 }
 
@@ -106,7 +108,7 @@ CUFLASH_DEVICE void backward_prepare(const PrepareParams& params) {
     for (int mask = Lanes::kPerRow / 2; mask > 0; mask /= 2) sums[pass] += ptx::shuffle_xor(sums[pass], mask);
     const int row = first_row + pass * Lanes::kRowsPerPass + row_in_pass;
     if (lane_in_row == 0 && row < ptx::min(params.stat_rows, first_row + Config::kBlockQ)) {
-      store_row_statistics(params, batch, head, row, sums[pass]);
+      store_row_statistics<typename Config::Element>(params, batch, head, row, sums[pass]);
     }
   }
   clear_accumulator<Config>(params, batch * params.num_q_heads + head, first_row);

@@ -92,7 +92,7 @@ struct BackwardBlock {
     d_out_copy(step).load_between(stage_address + Layout::kDOut, first_row, 0, params.seqlen_q);
     const int64_t first_stat =
         (static_cast<int64_t>(position.batch) * params.num_q_heads + q_head(step)) * params.stat_rows + first_row;
-    tile::copy_floats<kBlockQ, Layout::kThreads>(stage_address + Layout::kLse, params.lse_log2 + first_stat);
+    tile::copy_floats<kBlockQ, Layout::kThreads>(stage_address + Layout::kLse, params.row_base + first_stat);
     tile::copy_floats<kBlockQ, Layout::kThreads>(stage_address + Layout::kDelta, params.delta + first_stat);
   }
 
@@ -122,11 +122,11 @@ struct BackwardBlock {
     const int first_q = step.q_block * kBlockQ + first_col;
     tile::zip_columns(
         scores, d_probs, stage + Layout::kLse + first_col * 4, stage + Layout::kDelta + first_col * 4,
-        [&](float& score, float& d_prob, float lse_log2, float delta, int row, int col) {
+        [&](float& score, float& d_prob, float row_base, float delta, int row, int col) {
           const int q = first_q + col;
           const int k = first_key + warp_key + row;
-          const PairGradient gradient = gradient_of_pair<Score>(head, params.softmax_unit, params.pre_scale, score,
-                                                                d_prob, lse_log2, delta, q, k);
+          const PairGradient gradient = gradient_of_pair<Score, Element>(
+              head, params.softmax_unit, params.pre_scale, score, d_prob, row_base, delta, q, k);
           const bool keeps = !kMasked || (k < params.seqlen_k && Mask::keeps(params.mask, q, k));
           score = keeps ? gradient.prob : 0.0f;
           d_prob = keeps ? gradient.d_score : 0.0f;

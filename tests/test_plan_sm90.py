@@ -34,6 +34,44 @@ def test_what_it_does_not_take_it_says(reason: str, edit: Callable[[dict[str, Ar
     assert reason in answer
 
 
+def decode(batch: int, heads: tuple[int, int] = (32, 8), **words: Any) -> Plan:
+    """One query against 8192 keys."""
+    specs = [
+        spec_of_contiguous((batch, rows, count, 128), "bfloat16")
+        for rows, count in ((1, heads[0]), (8192, heads[1]), (8192, heads[1]))
+    ]
+    made = plan_sm90.forward(Problem.forward(*specs, Keywords(**words)), H200)
+    assert isinstance(made, Plan)
+    return made
+
+
+def test_keys_are_split_while_multiprocessors_are_idle() -> None:
+    alone = decode(1)
+    assert [launch.grid for launch in alone.launches] == [8 * 16, 8]
+    assert alone.workspace_bytes == 16 * 32 * (128 + 1) * 4
+    assert not alone.zeroed
+    assert len(decode(16).launches) == 1
+
+
+def test_batch_invariant_never_splits() -> None:
+    assert len(decode(1, batch_invariant=True).launches) == 1
+
+
+def test_heads_are_packed_where_queries_are_few() -> None:
+    assert decode(16).launches[0].grid == 16 * 8
+    assert decode(16, heads=(24, 8)).launches[0].grid == H200.sm_count  # three heads do not divide a tile
+
+
+def test_a_dynamic_order_asks_for_a_zero_and_a_static_one_does_not() -> None:
+    specs = [spec_of_contiguous((4, 4096, 16, 128), "bfloat16")] * 3
+    causal, full = (
+        plan_sm90.forward(Problem.forward(*specs, Keywords(causal=causal)), H200) for causal in (True, False)
+    )
+    assert isinstance(causal, Plan) and isinstance(full, Plan)
+    assert causal.zeroed and causal.workspace_bytes
+    assert not full.zeroed and not full.workspace_bytes
+
+
 @pytest.mark.parametrize(
     "row", ROWS, ids=lambda row: f"d{row.head_dim}-{'full' if row.uniform else 'causal'}-{row.seqlen_k}"
 )

@@ -31,7 +31,7 @@ def hopper(request: pytest.FixtureRequest) -> Iterator[Place]:
             pytest.skip(f"no GPU: {reason}")
         yield Place("gpu", "sm90")
         return
-    place = Place("emulator", capability=(9, 0))
+    place = Place("emulator", device=Device.emulated((9, 0)))
     with place.schedule(race=True):
         yield place
 

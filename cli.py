@@ -195,6 +195,18 @@ def source(preset: str | None, arch: str | None, symbol: str, family: str, as_js
     return click.echo("\n".join(variant.source() for variant in chosen))
 
 
+@main.command()
+@shape_options
+@JSON
+def tune(preset: str | None, as_json: bool, **given: Any) -> None:
+    """Times the tiles around the table's choice on this GPU."""
+    from cuflash import tables, tuning
+
+    for shape in shapes_from(preset, given):
+        found = [trial.as_dict() for trial in tuning.tune(shape)]
+        emit({"shape": shape.name, "trials": found}) if as_json else console.print(tables.tune_table(shape.name, found))
+
+
 @main.command("compile")
 @click.option(
     "--arch", "archs", multiple=True, default=("all",), show_default=True, help="sm_80, sm_90a, …; repeatable."

@@ -95,9 +95,7 @@ def _refusal(problem: Problem) -> str | None:
             return f"{name}={dim} is not a multiple of 8 up to 256"
     if problem.seqlen_k == 0 and problem.seqlen_q and problem.batch and problem.num_q_heads:
         return "there are no keys to describe to the copy engine"
-    arrays = [("q", problem.q), ("k", problem.k), ("v", problem.v)]
-    if problem.out is not None:
-        arrays.append(("out", problem.out))
+    arrays = (("q", problem.q), ("k", problem.k), ("v", problem.v))
     reasons = (unaddressable(name, spec, problem.dtype.itemsize) for name, spec in arrays)
     return next((reason for reason in reasons if reason), None)
 
@@ -137,6 +135,7 @@ def _variant(problem: Problem, tile: TileSm90, division: Division, shared: int, 
             ("kSharedBytes", shared),
             ("kPacksHeads", division.group > 1),
             ("kSplitsKeys", division.num_splits > 1),
+            ("kStoresPieces", problem.out is None or not unaddressable("out", problem.out, problem.dtype.itemsize)),
         ),
         params="cuflash::ForwardSm90Params<Config::Mask, Config::Score>",
         params_size=params_size,

@@ -23,6 +23,7 @@ __all__ = [
     "explain_table",
     "info_table",
     "summary_line",
+    "tune_table",
 ]
 
 GOOD, BAD = "[green]", "[bold red]"
@@ -121,6 +122,21 @@ def explain_table(described: Iterable[Mapping[str, Any]]) -> Table:
                 str(launch.get("spill_bytes", "")),
                 escape(config),
             )
+    return table
+
+
+def tune_table(name: str, trials: Iterable[Mapping[str, Any]]) -> Table:
+    """Tiles, fastest first; the table's own choice has a star."""
+    table = new_table(name)
+    rows = [dict(trial) for trial in trials]
+    for column in (rows or [{}])[0]:
+        if column != "is_table":
+            table.add_column(column)
+    for row in rows:
+        star = "*" if row.pop("is_table") else ""
+        table.add_row(
+            row.pop("tile") + star, *(f"{value:.3f}" if name == "ms" else str(value) for name, value in row.items())
+        )
     return table
 
 

@@ -11,7 +11,7 @@ import pytest
 from arrays import stored
 from sm90 import H200, Array, arrays_of, plan
 
-from cuflash import plan_sm90
+from cuflash import plan_sm90, tuning
 from cuflash.plan import Plan
 from cuflash.problem import Keywords, Problem, spec_of_contiguous
 from cuflash.tiling_sm90 import FEW_QUERIES, ROWS, TileSm90
@@ -106,3 +106,20 @@ def check_compiles_clean(made: Plan) -> None:
         spills = [int(count) for count in re.findall(r"(\d+) bytes spill", log)]
         assert spills and not any(spills), log
         assert "C75" not in log, log
+
+
+def test_the_tuner_climbs_to_the_fastest_neighbour() -> None:
+    """On a clock that likes 80 keys and dislikes turns it ends there, and every trial is a plan that fits."""
+    specs = [spec_of_contiguous((4, 4096, 16, 128), "bfloat16")] * 3
+    problem = Problem.forward(*specs, Keywords(causal=True))
+    asked: list[TileSm90] = []
+
+    def time(tiles: Any) -> list[float]:
+        asked.extend(tiles)
+        return [1 + abs(tile.block_k - 80) + tile.turns for tile in tiles]
+
+    trials = tuning.climb(problem, H200, time, steps=5)
+    assert (trials[0].tile.block_k, trials[0].tile.turns) == (80, False)
+    assert sum(trial.is_table for trial in trials) == 1
+    assert len(set(asked)) == len(asked)
+    assert all(isinstance(plan_sm90.forward_with_tile(problem, H200, tile), Plan) for tile in asked)

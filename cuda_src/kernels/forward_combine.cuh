@@ -72,7 +72,8 @@ CUFLASH_DEVICE void forward_combine(const ForwardCombineParams& params) {
   for (int pair = 0; pair < kPairs; ++pair) {
     const int col = 2 * lane + 64 * pair;
     if (col >= params.head_dim_v) continue;
-    ptx::store_global(out_gmem + col, ptx::pack2<Element>(out[2 * pair], out[2 * pair + 1]));
+    ptx::store_global(out_gmem + col * params.out_strides.dim, ptx::from_float<Element>(out[2 * pair]));
+    ptx::store_global(out_gmem + (col + 1) * params.out_strides.dim, ptx::from_float<Element>(out[2 * pair + 1]));
   }
   if (lane == 0) ptx::store_global(params.lse + row, lse);
 }

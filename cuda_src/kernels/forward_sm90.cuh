@@ -5,7 +5,7 @@
 // kStages and kQStages of the rings, kBase, kSchedule, kTurns (warpgroups take turns on the tensor cores) and
 // kSkipBlocks (a warpgroup leaves out blocks that hold none of its keys), kSharedBytes (what the launch asks for),
 // kPacksHeads (the query heads of a group share a tile) and kSplitsKeys (several tiles share the keys of a row;
-// forward_combine follows).
+// forward_combine follows), kStoresPieces (outputs can be written in pieces of 16 bytes).
 #pragma once
 #include "kernels/forward_sm90_consumer.cuh"
 #include "kernels/forward_sm90_producer.cuh"

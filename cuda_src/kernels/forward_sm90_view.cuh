@@ -128,8 +128,11 @@ struct ForwardSm90View {
     if constexpr (Config::kSplitsKeys) {
       float* part_gmem = static_cast<float*>(params.out) + work.split * params.split_rows * params.head_dim_v + offset;
       tile::store_float_row<kHalf>(out, part_gmem, params.head_dim_v, is_inside);
-    } else {
+    } else if constexpr (Config::kStoresPieces) {
       tile::store_row<Element, kHalf>(out, static_cast<Element*>(params.out) + offset, params.head_dim_v, is_inside);
+    } else {
+      tile::store_row_elements<Element, kHalf>(out, static_cast<Element*>(params.out) + offset, params.out_strides.dim,
+                                               params.head_dim_v, is_inside);
     }
   }
 };

@@ -89,6 +89,19 @@ CUFLASH_DEVICE void store_row(const float (&values)[kCount], Element* row_gmem, 
   }
 }
 
+// The same for rows that cannot be written in 16-byte pieces: one element at a time, columns any distance apart.
+template <class Element, int kHalf, int kCount>
+CUFLASH_DEVICE void store_row_elements(const float (&values)[kCount], Element* row_gmem, int64_t col_stride,
+                                       int num_cols, bool is_inside) {
+#pragma unroll
+  for (int i = 2 * kHalf; i < kCount; i += 4) {
+    const int col = fragment_col() + col_of(i);
+    if (!is_inside || col >= num_cols) continue;
+    ptx::store_global(row_gmem + col * col_stride, ptx::from_float<Element>(values[i]));
+    ptx::store_global(row_gmem + (col + 1) * col_stride, ptx::from_float<Element>(values[i + 1]));
+  }
+}
+
 // The same row unrounded: a lane writes its own column pairs.
 template <int kHalf, int kCount>
 CUFLASH_DEVICE void store_float_row(const float (&values)[kCount], float* row_gmem, int num_cols, bool is_inside) {

@@ -10,7 +10,9 @@ import pytest
 from cuflash.backends import why_no_gpu
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "cuda_src").glob("*.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("cuda_src/*.md"), *ROOT.glob("benchmarks/**/*.md")]
+)
 IN_TURN = re.compile(r"[A-Z]{2,}|[*<{]|smXX|latest")  # NAME.cuh and globs stand for files that a reader will write
 
 
@@ -35,12 +37,12 @@ def test_code_blocks_run(code: str) -> None:
     exec(compile(code, "code block", "exec"), {"__name__": "__main__"})
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_named_files_exist(page: Path) -> None:
     text = page.read_text()
     named = re.findall(r"`([\w./*-]+/[\w./*-]*)`", text)
     linked = [target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target]
-    base = page.parent if page.parent.name == "cuda_src" else ROOT  # that page names the rooms beside it
+    base = page.parent if page.parent.name in ("cuda_src", "benchmarks") else ROOT  # they name what lies beside them
     known = [name for name in named if (base / name.split("/")[0]).is_dir() and not IN_TURN.search(name)]
     missing = [name for name in known if not (base / name).exists()]
     missing += [target for target in linked if not (page.parent / target).exists()]

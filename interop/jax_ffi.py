@@ -8,6 +8,7 @@ the CPU the handler runs the plan on the emulator. Workspaces are extra results,
 from __future__ import annotations
 
 import os
+import threading
 from functools import cache, lru_cache
 from typing import Any
 
@@ -29,6 +30,7 @@ __all__ = ["RESULTS", "TARGET", "call", "cpu_mode", "gpu_device", "make_plan"]
 
 TARGET = "cuflash_plan"
 RESULTS = {"forward": ("out", "lse"), "backward": ("dq", "dk", "dv")}
+_lock = threading.Lock()
 _kept_alive: list[Any] = []  # C callbacks that XLA holds the addresses of
 _emulated: dict[bytes, Plan] = {}  # the emulator runs whole plans; words name them
 
@@ -110,8 +112,13 @@ def _load_kernels(plan: Plan) -> None:
                 launcher().register(kernel_key(launch.variant, target), ordinal, kernel.kernel.ptr)
 
 
-@cache
 def _register_targets() -> None:
+    with _lock:
+        _register_once()
+
+
+@cache
+def _register_once() -> None:
     chosen = launcher()
     if isinstance(chosen, CLauncher):
         gpu_handler = chosen.library.cuflash_xla_cuda

@@ -1,7 +1,7 @@
 """Runs the words of a plan: through the compiled launcher.c where there is one, else through a twin in Python.
 
-The C launcher needs no Python ABI and no headers. A platform wheel carries it beside this file; elsewhere it is built
-once into the cache when the machine has a C compiler, in a temporary file that is renamed when whole, so that two
+The C launcher needs no Python ABI and no headers. A ``launcher.so`` beside this file is taken as it is; elsewhere it is
+built once into the cache when the machine has a C compiler, in a temporary file that is renamed when whole, so that two
 processes never see half a library. ``CUFLASH_LAUNCHER`` chooses by hand: ``c``, ``python`` or ``auto``.
 """
 
@@ -110,7 +110,7 @@ def describe() -> str:
     chosen = launcher()
     if isinstance(chosen, CLauncher):
         return f"compiled launcher ({chosen.path})"
-    return "Python launcher (no C compiler and no platform wheel: about 15 us a call more under jax.jit)"
+    return "Python launcher (slower by some microseconds a call; a C compiler would bring the compiled one)"
 
 
 def cache_folder() -> Path:
@@ -123,14 +123,14 @@ def cache_folder() -> Path:
 
 @cache
 def build() -> Path:
-    """The launcher library: the wheel's, the cache's, or freshly compiled.
+    """The launcher library: the one lying here, the cache's, or freshly compiled.
 
     Raises:
         CompileError: no C compiler, or it refused the source.
     """
-    shipped = _SOURCE.with_name("launcher.so")
-    if shipped.is_file():
-        return shipped
+    beside = _SOURCE.with_name("launcher.so")
+    if beside.is_file():
+        return beside
     digest = hashlib.sha256(_SOURCE.read_bytes() + platform.machine().encode()).hexdigest()[:16]
     path = cache_folder() / f"launcher-{digest}.so"
     if not path.is_file():

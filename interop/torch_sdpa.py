@@ -38,6 +38,8 @@ def scaled_dot_product_attention(
         raise UnsupportedError("attn_mask", type(attn_mask).__name__, "has no kernel yet", _ELSEWHERE)
     if dropout_p:
         raise UnsupportedError("dropout_p", dropout_p, "has no kernel yet", _ELSEWHERE)
+    if query.is_nested:
+        raise UnsupportedError("query", "a nested tensor", "has no kernel yet", _ELSEWHERE)
     if min(query.dim(), key.dim(), value.dim()) < 2:
         raise ArgumentError("query.shape", tuple(query.shape), "must have at least two axes")
     lead = query.shape[:-3]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,10 +58,10 @@ def test_jax(dtype: str) -> None:
 @pytest.mark.parametrize("launcher", ["c", "python"])
 def test_jax_through_either_launcher(launcher: str) -> None:
     jax_on_gpu()
-    here = os.path.dirname(__file__)
+    root = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-m", "pytest", "-q", "-x", __file__, "-k", "test_jax and not launcher and float16"]
     environment = {**os.environ, "CUFLASH_LAUNCHER": launcher, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    done = subprocess.run(command, env=environment, cwd=here, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
 
 

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cuflash import __version__
 from cuflash.errors import CuflashError
 from cuflash.options import PRESET, shape_options, shapes_from
-from cuflash.presets import PRESETS, fa_grid, preset_shapes
+from cuflash.presets import GRIDS, PRESETS, preset_shapes
 
 console = Console(width=None if sys.stdout.isatty() else 140)
 quiet = Console(stderr=True)
@@ -108,7 +108,7 @@ def check(device: str, preset: str, scope: str | None, family: str, as_json: boo
 @main.command()
 @PRESET
 @click.option(
-    "--grid", type=click.Choice(["fa"]), default=None, help="fa: head_dim 64/128/256, full/causal, 512..16384."
+    "--grid", type=click.Choice(list(GRIDS)), help="fa: the papers' grid (the default); odd: the shapes beside it."
 )
 @click.option("--head-dim", "head_dims", type=int, multiple=True, help="Only these rows of the grid.")
 @click.option("--mode", default="fwd,bwd", show_default=True, help="fwd, bwd, fwdbwd; separated by commas.")
@@ -138,12 +138,13 @@ def bench(preset: str | None, grid: str | None, head_dims: tuple[int, ...], as_j
         raise click.ClickException(f"a benchmark needs a GPU: {why}")
     from cuflash.session import bench_session
 
-    shapes = preset_shapes(preset) if preset else fa_grid() if grid or not preset else ()
+    shapes = preset_shapes(preset) if preset else GRIDS[grid or "fa"]()
     shapes = tuple(shape for shape in shapes if not head_dims or shape.head_dim in head_dims)
     bar, task = progress(len(shapes) * len(given["mode"].split(",")), "measuring")
     with bar:
         session = bench_session(shapes, advance=lambda: bar.advance(task), **given)
     emit(session.record) if as_json else session.print(console)
+    sys.exit(any(row.failure for row in session.rows))
 
 
 @main.command()
@@ -226,9 +227,9 @@ def compile_command(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     jobs = []
-    for row in catalog.architectures(archs):
-        variants = catalog.unique_variants(preset_shapes(preset), catalog.device_like(row, family))
-        jobs += [(variant, row.target) for variant in variants if symbol in variant.symbol]
+    for known in catalog.architectures(archs):
+        variants = catalog.unique_variants(preset_shapes(preset), catalog.device_like(known, family))
+        jobs += [(variant, known.target) for variant in variants if symbol in variant.symbol]
     if not jobs:
         raise click.ClickException(f"no kernel contains {symbol!r}; `cuflash source` prints names")
     bar, task = progress(len(jobs), "compiling")

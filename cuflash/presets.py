@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cuflash.masks import mask_from_keywords, shift_of
 
-__all__ = ["PRESETS", "Shape", "fa_grid", "preset_shapes"]
+__all__ = ["GRIDS", "PRESETS", "Shape", "fa_grid", "odd_grid", "preset_shapes"]
 
 
 @dataclass(frozen=True)
@@ -164,3 +164,32 @@ def fa_grid(seqlens: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)) -> 
         for causal in (False, True)
         for length in seqlens
     )
+
+
+def odd_grid() -> tuple[Shape, ...]:
+    """What models do beside the paper's grid: head_dims between its three, shared key heads, few queries, float32."""
+    wide = [
+        Shape(f"d{dim} {'causal' if causal else 'full'}", 16, 16, dim, 8192, 8192, batch=2, causal=causal)
+        for dim in (72, 80, 96, 112, 160, 192, 224)
+        for causal in (False, True)
+    ]
+    named = [
+        Shape("192, 128 causal", 16, 16, 192, 8192, 8192, head_dim_v=128, batch=2, causal=True),
+        Shape("64, 256 full", 16, 16, 64, 4096, 4096, head_dim_v=256, batch=2),
+        Shape("32/8 heads full", 32, 8, 128, 8192, 8192, batch=2),
+        Shape("32/8 heads causal", 32, 8, 128, 8192, 8192, batch=2, causal=True),
+        Shape("float16 full", 16, 16, 128, 8192, 8192, batch=2, dtype="float16"),
+        Shape("float16 causal", 16, 16, 128, 8192, 8192, batch=2, dtype="float16", causal=True),
+        Shape("window 1024", 16, 16, 128, 8192, 8192, batch=2, window=(1023, 0)),
+        Shape("float32", 16, 16, 128, 2048, 2048, batch=2, dtype="float32"),
+        Shape("one row of 64", 16, 16, 64, 64, 64, causal=True),
+        Shape("short", 16, 16, 128, 300, 300, batch=4),
+        Shape("one query, 8k keys", 32, 8, 128, 1, 8192),
+        Shape("one query, 64k keys", 32, 8, 128, 1, 65536),
+        Shape("16 x one query", 32, 8, 128, 1, 8192, batch=16),
+        Shape("few queries", 32, 8, 128, 16, 32768, causal=True),
+    ]
+    return (*wide, *named)
+
+
+GRIDS: Mapping[str, Callable[[], tuple[Shape, ...]]] = {"fa": fa_grid, "odd": odd_grid}

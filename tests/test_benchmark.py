@@ -12,7 +12,8 @@ from rich.console import Console
 
 from cuflash import benchmark, peers, peers_base, plotting, tables, timing
 from cuflash.check import FLOOR, compare
-from cuflash.presets import PRESETS, Shape, fa_grid, preset_shapes
+from cuflash.errors import UnsupportedError
+from cuflash.presets import PRESETS, Shape, fa_grid, odd_grid, preset_shapes
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED = ROOT / "benchmarks" / "recorded_ratios.json"
@@ -82,6 +83,23 @@ def test_table_record_and_picture(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "picture.png").stat().st_size > 10_000
 
 
+def test_a_row_that_failed_stays_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal by cuflash itself is told, is no ratio, and does not end the session."""
+
+    def refuse(*_: object) -> benchmark.Row:
+        raise UnsupportedError("q", 1, "has no kernel")
+
+    monkeypatch.setattr(benchmark, "_measure_row", refuse)
+    monkeypatch.setattr(benchmark, "_load_ahead", lambda *_: None)
+    monkeypatch.setattr(benchmark, "_arrays", lambda *_: {})
+    monkeypatch.setattr(benchmark, "eager_on", lambda *_: None)
+    rows = list(benchmark.measure(fa_grid((512,)), {}, benchmark.Settings()))
+    assert len(rows) == 12
+    assert all("has no kernel" in one.failure and one.as_dict()["cuflash"] is None for one in rows)
+    assert benchmark.summary(rows) == {}
+    assert json.loads(json.dumps([one.as_dict() for one in rows], allow_nan=False))
+
+
 def test_unknown_peers_are_named() -> None:
     with pytest.raises(KeyError, match="no peer fa9; there are: auto, none, cudnn"):
         peers.chosen("fa9")
@@ -125,3 +143,11 @@ def test_compare_allows_twice_the_unfused_error() -> None:
     exact, unfused = np.zeros(2), np.array([0.0, 1e-3])
     assert compare("x", np.array([2e-3, 0.0]), exact, unfused).ok
     assert not compare("x", np.array([2e-3 + 2 * FLOOR, 0.0]), exact, unfused).ok
+
+
+@pytest.mark.parametrize("shape", odd_grid(), ids=lambda shape: shape.name)
+def test_every_odd_shape_has_plans_on_hopper(shape: Shape) -> None:
+    from cuflash.catalog import device_here, plans
+
+    kinds = [plan.kind for plan in plans(shape, device_here("sm_90a", "auto"))]
+    assert kinds == ["forward", "backward"]

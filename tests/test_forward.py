@@ -151,7 +151,8 @@ def test_layouts(device: Place, layout: str, which: str) -> None:
     arrays = {name: stored(array, layout) if name in which else array for name, array in plain.items()}
     found = device.forward(arrays, causal=True)
     assert_right(found, plain, causal=True)
-    if layout in ("BSHD", "BHSD", "SBHD", "padded rows", "guard rows", "row step 2"):
+    wide = layout in ("BSHD", "BHSD", "SBHD", "padded rows", "guard rows", "row step 2", "backwards")
+    if wide and device.same_kernels(arrays, plain, causal=True):
         assert_equal_bits(found, device.forward(plain, causal=True))
     assert all(untouched_outside(arrays[name]) for name in which)
 

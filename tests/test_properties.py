@@ -106,7 +106,9 @@ def test_repeated_key_heads_are_grouped_heads(device: Place, dtype: str) -> None
     arrays = inputs(dtype, 7)
     repeated = {**arrays, **{name: np.repeat(arrays[name], 2, axis=2) for name in "kv"}}
     grouped, spread = device.both(arrays, deterministic=True), device.both(repeated, deterministic=True)
-    assert_equal_bits({n: grouped[n] for n in ("out", "lse", "dq")}, {n: spread[n] for n in ("out", "lse", "dq")})
+    assert_right(grouped, arrays)
+    if device.same_kernels(arrays, repeated):
+        assert_equal_bits({n: grouped[n] for n in ("out", "lse", "dq")}, {n: spread[n] for n in ("out", "lse", "dq")})
     for name in ("dk", "dv"):
         summed = spread[name].astype(np.float64).reshape(2, 90, 2, 2, 64).sum(3)
         np.testing.assert_allclose(grouped[name].astype(np.float64), summed, rtol=2e-2, atol=4e-2)

@@ -13,14 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cuflash import __version__
 from cuflash.errors import CuflashError
-from cuflash.options import PRESET, shape_options, shapes_from
-from cuflash.presets import GRIDS, PRESETS, preset_shapes
+from cuflash.options import FAMILY, JSON, MODELS, PRESET, shape_options, shapes_from
+from cuflash.presets import GRIDS, preset_shapes
 
 console = Console(width=None if sys.stdout.isatty() else 140)
 quiet = Console(stderr=True)
-
-JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable output on stdout.")
-FAMILY = click.option("--family", default="auto", show_default=True, help="Force a kernel family: sm80, sm90.")
 
 
 class Commands(click.Group):
@@ -67,7 +64,7 @@ def info(as_json: bool) -> None:
 
 @main.command()
 @click.option("--device", type=click.Choice(["auto", "gpu", "emulator"]), default="auto", show_default=True)
-@click.option("--preset", default="all", show_default=True, help=f"all, {', '.join(PRESETS)}.")
+@MODELS
 @click.option("--quick", "scope", flag_value="quick", help="A handful of cases, small.")
 @click.option("--full", "scope", flag_value="full", help="Every dtype, longer sequences, edge cases.")
 @FAMILY
@@ -212,7 +209,7 @@ def tune(preset: str | None, as_json: bool, **given: Any) -> None:
 @click.option(
     "--arch", "archs", multiple=True, default=("all",), show_default=True, help="sm_80, sm_90a, …; repeatable."
 )
-@click.option("--preset", default="all", show_default=True, help=f"all, {', '.join(PRESETS)}.")
+@MODELS
 @click.option("--symbol", default="", help="Only kernels whose name contains this.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=None, help="Write cubins here.")
 @FAMILY

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,8 +16,11 @@ from typing import Any
 import numpy as np
 
 from cuflash.backends import eager_on
+from cuflash.catalog import plans
 from cuflash.dtypes import DTYPES
 from cuflash.eager import Eager
+from cuflash.errors import CuflashError
+from cuflash.jit import load
 from cuflash.peers import contestants
 from cuflash.peers_base import Contestant, Peer
 from cuflash.presets import Shape
@@ -62,16 +68,21 @@ class Row:
     ratio: float = math.nan
 
     @property
+    def failure(self) -> str:
+        """Why cuflash itself could not run the shape; empty where it did."""
+        return self.refused.get("cuflash", "")
+
+    @property
     def recorded(self) -> bool:
         """Whether the best peer is a recorded ratio to the same run's cuDNN rather than a measurement."""
         return self.best_peer.endswith("*")
 
     def as_dict(self) -> dict[str, Any]:
-        numbers = {
-            name: None if math.isnan(value) else value
-            for name, value in (("best_peer_ms", self.best_peer_ms), ("ratio", self.ratio))
-        }
-        return asdict(self) | numbers | {"recorded": self.recorded, "mask": self.shape.mask_name}
+        found = asdict(self) | {"recorded": self.recorded, "mask": self.shape.mask_name}
+        if self.failure:
+            found["cuflash"] = None
+        numbers = ("best_peer_ms", "ratio")  # JSON has no NaN
+        return found | {name: None for name in numbers if math.isnan(found[name])}
 
 
 class RandomPool:
@@ -100,10 +111,13 @@ def measure(shapes: Sequence[Shape], peers: Mapping[str, Peer], settings: Settin
     pool, eager = RandomPool(), eager_on("gpu", settings.family)
     largest = sorted(shapes, key=lambda shape: -max(math.prod(extents) for extents in shape.shapes.values()))
     for shape in largest[:1]:
-        _arrays(pool, shape)  # the pool at its full size, before anything is timed
+        _load_ahead(eager, shapes, _arrays(pool, shape), settings)  # the pool too is at its full size from here on
     for shape in shapes:
         for mode in settings.modes:
-            yield _measure_row(eager, _arrays(pool, shape), shape, mode, peers, settings)
+            try:
+                yield _measure_row(eager, _arrays(pool, shape), shape, mode, peers, settings)
+            except CuflashError as error:
+                yield Row(shape, mode, Figure(math.nan, math.nan, math.nan), (), {}, {"cuflash": str(error)})
 
 
 def read_recorded(path: Path) -> dict[str, dict[str, Any]]:
@@ -127,6 +141,22 @@ def summary(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
             mean = math.exp(sum(math.log(ratio) for ratio in ratios) / len(ratios))
             found[mode] = {"points": len(ratios), "geomean": mean, "min": min(ratios), "max": max(ratios)}
     return found
+
+
+def _load_ahead(eager: Eager, shapes: Sequence[Shape], arrays: dict[str, Any], settings: Settings) -> None:
+    """Compiles what the shapes need on all cores; what goes wrong here goes wrong again where it is told."""
+    device = eager.backend.device(arrays)
+    kinds = ("fwd",) if settings.modes == ("fwd",) else ("fwd", "bwd")
+    needed: dict[Any, int] = {}
+    with contextlib.suppress(CuflashError):
+        for shape in shapes:
+            for plan in plans(shape, device, kinds, settings.deterministic):
+                for launch in plan.launches:
+                    needed[launch.variant] = max(launch.shared_bytes, needed.get(launch.variant, 0))
+    with ThreadPoolExecutor(os.cpu_count()) as compilers:
+        for loading in [compilers.submit(load, *job) for job in needed.items()]:
+            with contextlib.suppress(CuflashError):
+                loading.result()
 
 
 def _arrays(pool: RandomPool, shape: Shape) -> dict[str, Any]:

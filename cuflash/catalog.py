@@ -122,7 +122,7 @@ def describe(plan: Plan, with_registers: bool = False) -> dict[str, Any]:
 def compile_many(jobs: Iterable[tuple[Variant, str]], out: Path | None) -> Iterator[dict[str, Any]]:
     """``compile_one`` over all cores, results in order; NVRTC works outside Python's lock."""
     with ThreadPoolExecutor(os.cpu_count()) as compilers:
-        yield from compilers.map(lambda job: compile_one(*job, out), jobs)
+        yield from compilers.map(lambda job: compile_one(job[0], job[1], out), jobs)
 
 
 def compile_one(variant: Variant, target: str, out: Path | None) -> dict[str, Any]:

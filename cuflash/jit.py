@@ -22,6 +22,7 @@ __all__ = ["Cubin", "Resources", "compile_cubin", "load", "nvrtc_version", "opti
 
 _TARGET_BY_NAME = (12, 9)  # first NVRTC that accepts CuPy's own -arch beside ours; before it both together are an error
 _lock = threading.Lock()
+_building: dict[tuple[int, Variant, int], threading.Lock] = {}
 _loaded: dict[tuple[int, Variant, int], Any] = {}
 
 
@@ -72,6 +73,8 @@ def load(variant: Variant, shared_bytes: int) -> Any:
     kernel = _loaded.get(key)
     if kernel is None:
         with _lock:
+            building = _building.setdefault(key, threading.Lock())
+        with building:  # one compiler a kernel, many kernels at once
             kernel = _loaded.get(key) or _build(variant)
             _loaded[key] = kernel
     if shared_bytes > kernel.max_dynamic_shared_size_bytes:

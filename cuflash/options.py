@@ -1,4 +1,4 @@
-"""Command-line options that name one attention call, for the commands that need no arrays."""
+"""Options that several commands share; among them those that name one attention call without its arrays."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import click
 
 from cuflash.presets import PRESETS, Shape, preset_shapes
 
-__all__ = ["PRESET", "shape_options", "shapes_from"]
+__all__ = ["FAMILY", "JSON", "MODELS", "PRESET", "shape_options", "shapes_from"]
 
+JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable output on stdout.")
+FAMILY = click.option("--family", default="auto", show_default=True, help="Force a kernel family: sm80, sm90.")
+MODELS = click.option("--preset", default="all", show_default=True, help=f"all, {', '.join(PRESETS)}.")
 PRESET = click.option("--preset", default=None, help=f"A model's shapes: all, {', '.join(PRESETS)}.")
 
 

@@ -71,7 +71,7 @@ def plot(rows: Sequence[Row], path: Path, title: str, peak_tflops: float | None 
 def _series(facet: Sequence[Row]) -> dict[str, list[tuple[int, float]]]:
     found: dict[str, list[tuple[int, float]]] = {}
     for row in facet:
-        for name, figure in {"cuflash": row.cuflash, **row.peers}.items():
+        for name, figure in {"cuflash": row.cuflash, **row.peers}.items():  # a failed row's NaN leaves a gap
             found.setdefault(name, []).append((row.shape.seqlen_k, figure.tflops))
         if row.recorded:
             tflops = row.cuflash.tflops / row.ratio

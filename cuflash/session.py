@@ -44,6 +44,9 @@ class Session:
         )
         for mode, numbers in self.record["summary"].items():
             console.print(summary_line(mode, numbers))
+        for row in self.rows:
+            if row.failure:
+                console.print(f"{row.mode} {row.shape.name}: {row.failure}", style="red", markup=False, highlight=False)
         for name, why in self.record["absent_peers"].items():
             console.print(f"absent: {name} ({why})", style="dim", markup=False, highlight=False)
         if any(row.recorded for row in self.rows):
@@ -76,29 +79,37 @@ def bench_session(
     present, absent = chosen(peers)
     ratios = read_recorded(recorded) if recorded else {}
     settings = Settings(modes, family, deterministic, budget, rounds, ratios)
-    machine = {"matmul_tflops": matmul_peak((peers_torch.product, timing.product)), "copy_gbytes": copy_bandwidth()}
-    rows = []
-    for row in measure(shapes, present, settings):
-        rows.append(row)
-        advance()
-    record = {
+    base = {
         **circumstances(),
         "peer_versions": {name: peer.version() for name, peer in present.items()},
         "absent_peers": absent,
-        "machine": machine,
+        "machine": {
+            "matmul_tflops": matmul_peak((peers_torch.product, timing.product)),
+            "copy_gbytes": copy_bandwidth(),
+        },
         "protocol": _PROTOCOL.format(rounds=rounds, budget=budget),
         "recorded": json.loads(recorded.read_text())["how"] if recorded else "",
-        "summary": summary(rows),
-        "rows": [row.as_dict() for row in rows],
     }
-    if save:
-        save.parent.mkdir(parents=True, exist_ok=True)
-        save.write_text(json.dumps(record, indent=1, default=str) + "\n")
+    rows: list[Row] = []
+    for row in measure(shapes, present, settings):
+        rows.append(row)
+        advance()
+        if save:
+            _write(save, base, rows)  # after every row: a run that is cut short leaves what it had
     if picture:
         from cuflash.plotting import plot
 
-        plot(rows, picture, _title(record), machine["matmul_tflops"])
-    return Session(rows, record)
+        plot(rows, picture, _title(base), base["machine"]["matmul_tflops"])
+    return Session(rows, _record(base, rows))
+
+
+def _record(base: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    return {**base, "summary": summary(rows), "rows": [row.as_dict() for row in rows]}
+
+
+def _write(path: Path, base: dict[str, Any], rows: Sequence[Row]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(_record(base, rows), indent=1, default=str) + "\n")
 
 
 def _title(record: dict[str, Any]) -> str:

@@ -80,6 +80,9 @@ def bench_table(rows: Sequence[Row], peak_tflops: float | None, title: str) -> T
         table.add_column(column, justify="right")
     for row in rows:
         shape, mine = row.shape, row.cuflash
+        if row.failure:
+            table.add_row(row.mode, escape(shape.name), str(shape.batch), "", f"{BAD}failed[/]")
+            continue
         share = f"{100 * mine.tflops / peak_tflops:.0f}%" if peak_tflops else ""
         ratio = "" if math.isnan(row.ratio) else f"{GOOD if row.ratio >= 1 else '[yellow]'}{row.ratio:.3f}[/]"
         table.add_row(

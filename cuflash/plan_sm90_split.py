@@ -18,7 +18,7 @@ from cuflash.variant import Variant
 __all__ = ["Division", "combine", "divide"]
 
 MAX_SPLITS = 128  # a lane of forward_combine holds four weights
-BLOCKS_PER_SPLIT = 4  # fewer blocks of keys would cost less than putting the parts together
+KEYS_PER_SPLIT = 512  # fewer would cost less than putting the parts together
 COMBINE_WARPS = 4
 
 
@@ -70,7 +70,7 @@ def divide(problem: Problem, device: Device, tile: TileSm90, group: int) -> Divi
     tile_heads, tile_rows = problem.num_q_heads // group, problem.seqlen_q * group
     num_q_blocks = -(-tile_rows // tile.block_q)
     num_tiles = num_q_blocks * tile_heads * problem.batch
-    num_splits = 1 if problem.batch_invariant else _splits(problem, device, tile, num_tiles)
+    num_splits = 1 if problem.batch_invariant else _splits(problem, device, num_tiles)
     return Division(
         group=group,
         tile_heads=tile_heads,
@@ -83,12 +83,12 @@ def divide(problem: Problem, device: Device, tile: TileSm90, group: int) -> Divi
     )
 
 
-def _splits(problem: Problem, device: Device, tile: TileSm90, num_tiles: int) -> int:
+def _splits(problem: Problem, device: Device, num_tiles: int) -> int:
     if num_tiles == 0:
         return 1
     pairs = problem.mask.visible_pairs(problem.seqlen_q, problem.seqlen_k, problem.shift)
-    blocks = pairs // max(problem.seqlen_q, 1) // tile.block_k  # of keys, for the average query
-    wanted = min(device.sm_count // num_tiles, blocks // BLOCKS_PER_SPLIT, MAX_SPLITS)
+    keys = pairs // max(problem.seqlen_q, 1)  # of the average query
+    wanted = min(device.sm_count // num_tiles, keys // KEYS_PER_SPLIT, MAX_SPLITS)
     return wanted if wanted > 1 else 1
 
 

@@ -185,3 +185,17 @@ def test_no_spills_and_no_serialised_products(head_dim: int, words: dict[str, An
         spills = [int(n) for n in re.findall(r"(\d+) bytes spill", log)]
         assert spills and not any(spills), log
         assert not re.search(r"C75\d\d|serializ", log), log
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
+def test_queries_that_see_nothing_reach_nobody(hopper: Place, deterministic: bool, head_dim: int) -> None:
+    """130 queries on 64 keys, bottom-right: what stands in q and d_out of the first 66 is of no account."""
+    words = {"causal": True, "deterministic": deterministic}
+    arrays = case(dense(1, 2, 1, 130, 64, head_dim, dtype="float16", causal=True), 8)
+    clean = with_forward(arrays, causal=True)
+    dirty = {name: array.copy() for name, array in clean.items()}
+    dirty["q"][:, :66] = dirty["d_out"][:, :66] = np.nan
+    found = hopper.backward(dirty, **words)
+    assert_right(found, arrays, causal=True)
+    assert (found["dq"][:, :66] == 0).all()

@@ -55,14 +55,29 @@ struct BackwardConsumer {
     }
   }
 
+  // Warpgroup 0 is the first to use a stage, and the other only gets its turn when this is done.
+  template <class Tile>
+  CUFLASH_DEVICE void clear_others(uint32_t tile_smem, const SeenRows<Config>& seen) const {
+    if (warpgroup == 0 && seen.has_others()) {
+      tile::clear_rows_outside<Tile, tile::kWarpgroupThreads>(tile_smem, seen.begin, seen.end,
+                                                             ptx::thread_index() % tile::kWarpgroupThreads);
+      ptx::fence_proxy_async();  // wgmma reads what the threads have written
+      ptx::named_barrier_sync(kBarrierProbsFull, tile::kWarpgroupThreads);
+    }
+  }
+
   // Scores, [64 keys, block_q], of the stage.
-  CUFLASH_DEVICE void start_dots(float (&dots)[kBlockQ / 2], typename Layout::QRing::Position at) const {
+  CUFLASH_DEVICE void start_dots(float (&dots)[kBlockQ / 2], typename Layout::QRing::Position at,
+                                 const SeenRows<Config>& seen) const {
     layout.q_ring().wait_full(at);
+    if constexpr (!Config::Mask::kUniform) clear_others<typename Layout::QTile>(layout.q_ring().stage(at), seen);
     tile::start_scores<Element, kBlockK, kBlockQ, Config::kHeadDim>(dots, rows(layout.smem + Layout::kK),
                                                                     layout.q_ring().stage(at));
   }
-  CUFLASH_DEVICE void start_d_probs(float (&d_probs)[kBlockQ / 2], typename Layout::DOutRing::Position at) const {
+  CUFLASH_DEVICE void start_d_probs(float (&d_probs)[kBlockQ / 2], typename Layout::DOutRing::Position at,
+                                    const SeenRows<Config>& seen) const {
     layout.d_out_ring().wait_full(at);
+    if constexpr (!Config::Mask::kUniform) clear_others<typename Layout::DOutTile>(layout.d_out_ring().stage(at), seen);
     tile::start_scores<Element, kBlockK, kBlockQ, Config::kHeadDimV>(d_probs, rows(layout.smem + Layout::kV),
                                                                      layout.d_out_ring().stage(at));
   }
@@ -117,9 +132,10 @@ CUFLASH_DEVICE void backward_pointwise(const Params& params, const BackwardConsu
   }
 }
 
-// One turn: the sums of a step and, unless it is the last, scores and d(probs) of the next.
+// One turn: the sums of a step and, unless it is the last, scores and d(probs) of the next, of whose queries seen tells.
 template <class Config, bool kIsLast>
-CUFLASH_DEVICE void backward_turn(BackwardConsumer<Config>& self, float (&dots)[Config::kBlockQ / 2],
+CUFLASH_DEVICE void backward_turn(BackwardConsumer<Config>& self, const SeenRows<Config>& seen,
+                                  float (&dots)[Config::kBlockQ / 2],
                                   float (&d_probs)[Config::kBlockQ / 2],
                                   const uint32_t (&probs)[Config::kBlockQ / 4],
                                   const uint32_t (&d_scores)[Config::kBlockQ / 4],
@@ -157,12 +173,12 @@ CUFLASH_DEVICE void backward_turn(BackwardConsumer<Config>& self, float (&dots)[
   if constexpr (kIsLast) {
     ptx::wgmma_wait<0>();
   } else {
-    self.start_dots(dots, self.q_at);
+    self.start_dots(dots, self.q_at, seen);
     ptx::wgmma_wait<1>();
   }
   ptx::wgmma_touch(dk);
   if (speaks) layout.q_ring().release(q_now);
-  if constexpr (!kIsLast) self.start_d_probs(d_probs, self.d_out_at);
+  if constexpr (!kIsLast) self.start_d_probs(d_probs, self.d_out_at, seen);
   self.pass_turn();
 }
 
@@ -190,9 +206,9 @@ CUFLASH_DEVICE void backward_steps_of(const Params& params, BackwardConsumer<Con
   BackwardStep step{steps.first_head, steps.first_block};
   if (self.warpgroup == 1) self.pass_turn();  // warpgroup 0 begins
   self.take_turn();
-  self.start_dots(dots, self.q_at);
+  self.start_dots(dots, self.q_at, SeenRows<Config>(steps, step.block));
   ptx::mbarrier_wait(self.layout.values_full(), 0);
-  self.start_d_probs(d_probs, self.d_out_at);
+  self.start_d_probs(d_probs, self.d_out_at, SeenRows<Config>(steps, step.block));
   self.pass_turn();
   if constexpr (Config::kAccumulateDq && !Config::Mask::kUniform) {
     ptx::wgmma_wait<1>();
@@ -202,10 +218,11 @@ CUFLASH_DEVICE void backward_steps_of(const Params& params, BackwardConsumer<Con
 #pragma unroll 1
   while (self.number + 1 < count) {
     step.advance(steps);
-    backward_turn<Config, false>(self, dots, d_probs, probs, d_scores, dk, dv);
+    const SeenRows<Config> seen(steps, step.block);
+    backward_turn<Config, false>(self, seen, dots, d_probs, probs, d_scores, dk, dv);
     backward_pointwise<Config>(params, self, work, step, dots, d_probs, probs, d_scores);
   }
-  backward_turn<Config, true>(self, dots, d_probs, probs, d_scores, dk, dv);
+  backward_turn<Config, true>(self, SeenRows<Config>(steps, step.block), dots, d_probs, probs, d_scores, dk, dv);
 
   store_dv(params, self, work, dv);  // while the other has its last turn
   if (self.warpgroup == 0) {

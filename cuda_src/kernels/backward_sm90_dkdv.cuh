@@ -155,6 +155,28 @@ CUFLASH_DEVICE void dkdv_scores_step(const BackwardSm90DkdvLayout<Config>& layou
   if (speaks && !step.is_last()) layout.d_out_ring().release(step.next());
 }
 
+// Before the step's sums, whose right operands are d_out for dv and queries for dk: each warpgroup clears what it is about
+// to use, once the other has made its first product of it and before it could make another.
+template <class Config, bool kMakesProbs>
+CUFLASH_DEVICE void dkdv_clear_others(const BackwardSm90DkdvLayout<Config>& layout, const DkdvStep<Config>& step,
+                                      const SeenRows<Config>& seen) {
+  using Layout = BackwardSm90DkdvLayout<Config>;
+  constexpr int kThreads = tile::kWarpgroupThreads;
+  const int thread = ptx::thread_index() % kThreads;
+  ptx::named_barrier_sync(kBarrierConsumers, 2 * kThreads);
+  if constexpr (kMakesProbs) {
+    layout.d_out_ring().wait_full(step.at);
+    const uint32_t tile_smem = layout.d_out_ring().stage(step.at);
+    tile::clear_rows_outside<typename Layout::DOutTile, kThreads>(tile_smem, seen.begin, seen.end, thread);
+  } else {
+    layout.q_ring().wait_full(step.at);
+    const uint32_t tile_smem = layout.q_ring().stage(step.at);
+    tile::clear_rows_outside<typename Layout::QTile, kThreads>(tile_smem, seen.begin, seen.end, thread);
+  }
+  ptx::fence_proxy_async();  // wgmma reads what the threads have written
+  ptx::named_barrier_sync(kBarrierConsumers, 2 * kThreads);
+}
+
 // All steps of one consumer: kMakesProbs tells which of the two. Ends with the sums in global memory.
 template <class Config, bool kMakesProbs, class Params>
 CUFLASH_DEVICE void dkdv_consume(const Params& params, const BackwardSm90DkdvLayout<Config>& layout,
@@ -189,6 +211,10 @@ CUFLASH_DEVICE void dkdv_consume(const Params& params, const BackwardSm90DkdvLay
       const int row = block * kBlockQ;
       const bool masked =
           !all_visible<typename Config::Mask>(params.mask, row, kBlockQ, first_key, kBlockK, params.seqlen_k);
+      const SeenRows<Config> seen(steps, block);
+      if constexpr (!Config::Mask::kUniform) {
+        if (seen.has_others()) dkdv_clear_others<Config, kMakesProbs>(layout, step, seen);
+      }
       if constexpr (kMakesProbs) {
         const FragmentPlace<true> place{row + tile::fragment_col(), first_key + tile::fragment_row()};
         dkdv_probs_step<Config>(params, layout, score_head, place, masked, step, products, sums);

@@ -119,34 +119,41 @@ CUFLASH_DEVICE void exponentiate(float (&dots)[kCount], bool masked, const Param
 }
 
 // The same for one element of any other score: returns the probability, dot becomes its derivative by the natural score.
-template <class Config, class Params, class Place, class Mask>
-CUFLASH_DEVICE float exponentiate_score(float& dot, bool masked, const Mask& mask, const Params& params,
-                                        const typename Config::Score::Head& head, const Place& place, int i,
-                                        float lse_log2) {
+template <class Config, class Params, class Place>
+CUFLASH_DEVICE float exponentiate_score(float& dot, const Params& params, const typename Config::Score::Head& head,
+                                        const Place& place, int i, float lse_log2) {
   using Score = typename Config::Score;
   const float scaled = dot * params.pre_scale;
   const float score = Score::apply(head, scaled, place.q(i), place.k(i));
-  float prob = tile::exp2(tile::fma(score, params.softmax_unit, -lse_log2));
-  float derivative = prob * Score::derivative(head, scaled, place.q(i), place.k(i));
-  if (prob == 0.0f || (masked && mask.hides(i))) prob = derivative = 0.0f;
-  dot = derivative;
+  const float prob = tile::exp2(tile::fma(score, params.softmax_unit, -lse_log2));
+  const float derivative = prob * Score::derivative(head, scaled, place.q(i), place.k(i));
+  dot = prob == 0.0f ? 0.0f : derivative;
   return prob;
 }
 
+// And for a fragment: probs receives the probabilities in packed pairs.
 template <class Config, bool kKeysInRows, int kCount, class Params, class Stats>
 CUFLASH_DEVICE void exponentiate_scores(float (&dots)[kCount], uint32_t (&probs)[kCount / 2], bool masked,
                                         const Params& params, const typename Config::Score::Head& head,
                                         const FragmentPlace<kKeysInRows>& place, const Stats& lse_log2) {
-  const FragmentMask<typename Config::Mask, kKeysInRows> mask(params, place);
 #pragma unroll
   for (int i = 0; i < kCount; i += 4) {
     const f32x4 lse = lse_log2.of_chunk(i / 4);
-    const float p0 = exponentiate_score<Config>(dots[i], masked, mask, params, head, place, i, lse.x);
-    const float p1 = exponentiate_score<Config>(dots[i + 1], masked, mask, params, head, place, i + 1, lse.y);
-    const float p2 = exponentiate_score<Config>(dots[i + 2], masked, mask, params, head, place, i + 2, lse.z);
-    const float p3 = exponentiate_score<Config>(dots[i + 3], masked, mask, params, head, place, i + 3, lse.w);
+    const float p0 = exponentiate_score<Config>(dots[i], params, head, place, i, lse.x);
+    const float p1 = exponentiate_score<Config>(dots[i + 1], params, head, place, i + 1, lse.y);
+    const float p2 = exponentiate_score<Config>(dots[i + 2], params, head, place, i + 2, lse.z);
+    const float p3 = exponentiate_score<Config>(dots[i + 3], params, head, place, i + 3, lse.w);
     probs[i / 2] = ptx::pack2<typename Config::Element>(p0, p1);
     probs[i / 2 + 1] = ptx::pack2<typename Config::Element>(p2, p3);
+  }
+  if (!masked) return;
+  const FragmentMask<typename Config::Mask, kKeysInRows> mask(params, place);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (mask.hides(i)) {
+      dots[i] = 0.0f;
+      probs[i / 2] &= i % 2 == 0 ? 0xffff0000u : 0x0000ffffu;  // its half of the pair
+    }
   }
 }
 

@@ -29,8 +29,20 @@ CUFLASH_DEVICE HeadBlock key_block_of(const Params& params) {
 struct BackwardSteps {
   int first_head, last_head;    // query heads
   int first_block, last_block;  // blocks of queries
+  Range rows;                   // queries that see any of the keys; past the last there may be padding
 
   CUFLASH_DEVICE int count() const { return (last_head - first_head) * (last_block - first_block); }
+};
+
+// The queries of a block, counted from its first, that see any of the keys. The others must not reach dk and dv, not even
+// as zero times NaN: their rows of queries and d_out are cleared where has_others tells so.
+template <class Config>
+struct SeenRows {
+  int begin, end;
+
+  CUFLASH_DEVICE SeenRows(const BackwardSteps& steps, int block)
+      : begin(steps.rows.begin - block * Config::kBlockQ), end(steps.rows.end - block * Config::kBlockQ) {}
+  CUFLASH_DEVICE bool has_others() const { return !Config::Mask::kUniform && (begin > 0 || end < Config::kBlockQ); }
 };
 
 // One of the steps, in order.
@@ -53,7 +65,8 @@ CUFLASH_DEVICE BackwardSteps backward_steps(const Params& params, const HeadBloc
   const int group = params.num_q_heads / params.num_kv_heads;
   const int first_block = rows.begin / Config::kBlockQ;
   const int last_block = rows.is_empty() ? first_block : (rows.end + Config::kBlockQ - 1) / Config::kBlockQ;
-  return {work.head * group, work.head * group + group, first_block, last_block};
+  const int end = rows.end == params.seqlen_q ? last_block * Config::kBlockQ : rows.end;
+  return {work.head * group, work.head * group + group, first_block, last_block, {rows.begin, end}};
 }
 
 // The values, 64 columns a load.

@@ -52,7 +52,7 @@ class TorchDoor:
         check_devices(inputs)
         if inputs["q"].device.type == "cuda":
             return cuda_eager.explain(inputs, words, backward)
-        return host_eager().explain({n: as_numpy(x) for n, x in inputs.items()}, words, backward)
+        return host_eager().explain({n: as_numpy(x, n) for n, x in inputs.items()}, words, backward)
 
 
 door = TorchDoor()

@@ -167,8 +167,13 @@ def needs_no_operator(tensors: Iterable[Any]) -> bool:
     return not watched and not torch.is_autocast_enabled("cuda")
 
 
-def as_numpy(tensor: Any) -> Any:
-    """A CPU tensor as a NumPy view; bfloat16, which torch does not hand over, by way of 16-bit integers."""
+def as_numpy(tensor: Any, argument: str = "tensor") -> Any:
+    """A CPU tensor as a NumPy view; bfloat16, which torch does not hand over, by way of 16-bit integers.
+
+    Raises:
+        ArgumentTypeError: a dtype without a kernel, of which torch may know more than NumPy.
+    """
+    dtype_of(argument, tensor.dtype)
     tensor = tensor.detach()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)

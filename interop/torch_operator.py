@@ -77,7 +77,7 @@ def forward_into(out: Any, q: Any, k: Any, v: Any, slopes: Any, words: Keywords)
     if q.device.type == "cuda":
         return cuda_eager.forward(inputs, words, out)
     eager = host_eager()
-    _, lse = eager.forward({name: as_numpy(x) for name, x in inputs.items()}, words, as_numpy(out))
+    _, lse = eager.forward({name: as_numpy(x, name) for name, x in inputs.items()}, words, as_numpy(out))
     return out, as_torch(lse)
 
 
@@ -98,13 +98,13 @@ def _backward_cuda(*arguments: Any) -> Gradients:
 
 def _forward_cpu(q: Any, k: Any, v: Any, slopes: Any, options: str) -> tuple[Any, Any]:
     inputs = {"q": q, "k": k, "v": v} | ({} if slopes is None else {"alibi_slopes": slopes})
-    out, lse = host_eager().forward({name: as_numpy(x) for name, x in inputs.items()}, words_of(options))
+    out, lse = host_eager().forward({name: as_numpy(x, name) for name, x in inputs.items()}, words_of(options))
     return as_torch(out), as_torch(lse)
 
 
 def _backward_cpu(*arguments: Any) -> tuple[Any, Any, Any]:
     *arrays, options = arguments
-    inputs = {name: as_numpy(x) for name, x in _given(arrays).items()}
+    inputs = {name: as_numpy(x, name) for name, x in _given(arrays).items()}
     dq, dk, dv = host_eager().backward(inputs, words_of(options))
     return as_torch(dq), as_torch(dk), as_torch(dv)
 

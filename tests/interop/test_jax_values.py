@@ -169,6 +169,8 @@ def test_mistakes_are_named_before_anything_runs() -> None:
         cuflash.flash_attention(q, np.asarray(k), v)
     with pytest.raises(TypeError, match=r"k.dtype='float16' must equal q.dtype=float32"):
         cuflash.flash_attention(q, k.astype(jnp.float16), v)
+    with pytest.raises(TypeError, match=r"q.dtype='float8_e4m3fn' must be one of float16, bfloat16, float32"):
+        cuflash.flash_attention(*(x.astype(jnp.float8_e4m3fn) for x in (q, k, v)))
     with pytest.raises(ValueError, match="immutable"):
         cuflash.flash_attention(q, k, v, out=q)
     with pytest.raises(ValueError, match="num_q_heads=4 must be a multiple of num_kv_heads=3"):

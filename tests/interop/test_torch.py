@@ -161,6 +161,8 @@ def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         attend(q, k.numpy(), v)
     with pytest.raises(TypeError, match=r"q.dtype='float64'"):
         attend(q.double(), k.double(), v.double())
+    with pytest.raises(TypeError, match=r"q.dtype='float8_e5m2' must be one of float16, bfloat16, float32"):
+        attend(*(x.to(torch.float8_e5m2) for x in (q, k, v)))
     monkeypatch.setenv("CUFLASH_TORCH_CPU", "no")
     with pytest.raises(DeviceError, match=r"must be a CUDA device; move it with .cuda\(\)"):
         attend(q, k, v)

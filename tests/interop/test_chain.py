@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from driver_double import WritingDriver
 from samples import assert_close, exact, sample
-from test_launcher import WritingDriver, needs_compiler
+from test_launcher import needs_compiler
 
 from cuflash.architectures import Device
 from cuflash.dtypes import DTYPES

@@ -11,79 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from driver_double import WritingDriver
 from test_words import plans
 
 from cuflash.errors import CuflashError
 from cuflash.interop import launcher as launchers
-from cuflash.interop.driver import LaunchConfig, PythonLauncher
+from cuflash.interop.driver import PythonLauncher
 from cuflash.interop.words import encode, kernel_key, operand_names
 from cuflash.plan import Launch, Plan, Pointer, TensorMapSlot
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler")
 LAUNCHERS = [pytest.param("c", marks=needs_compiler), "python"]
 CLUSTER, OVERLAP = 4, 6
-Launched = tuple[int, tuple[int, ...], bytes]  # handle, (grid, block, shared bytes, stream), parameters
-
-
-class WritingDriver:
-    """Entry points as the driver has them; what they are asked is kept in order."""
-
-    def __init__(self) -> None:
-        self.launched: list[Launched] = []
-        self.attributes: list[list[tuple[int, list[int]]]] = []
-        self.cleared: list[tuple[int, int, int]] = []
-        self.param_bytes: dict[int, int] = {}
-        self.device = 0
-        pointer = ctypes.c_void_p
-        self.cuLaunchKernelEx = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(LaunchConfig), *[pointer] * 3)(self._run)
-        self.cuCtxGetDevice = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))(self._current)
-        shape = (pointer, ctypes.c_int, ctypes.c_uint32, *[pointer] * 5, *[ctypes.c_int] * 4)
-        self.cuTensorMapEncodeTiled = ctypes.CFUNCTYPE(ctypes.c_int, *shape)(self._encode)
-        clear = ctypes.CFUNCTYPE(ctypes.c_int, pointer, ctypes.c_uint, ctypes.c_size_t, pointer)
-        self.cuMemsetD32Async = clear(self._clear)
-
-        self.contexts: list[int] = []
-        self.current: int | None = 0xC0
-        self.cuCtxGetCurrent = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(pointer))(self._current_context)
-        self.cuDevicePrimaryCtxRetain = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(pointer), ctypes.c_int)(
-            self._retain
-        )
-        self.cuCtxSetCurrent = ctypes.CFUNCTYPE(ctypes.c_int, pointer)(self._set)
-
-    def _current_context(self, context: Any) -> int:
-        context[0] = self.current
-        return 0
-
-    def _retain(self, context: Any, device: int) -> int:
-        context[0] = 0xC0 + device
-        return 0
-
-    def _set(self, context: int) -> int:
-        self.contexts.append(context)
-        return 0
-
-    def _run(self, config: Any, handle: int, arguments: int, _: Any) -> int:
-        c = config.contents
-        used = [c.attributes[i] for i in range(c.num_attributes)]
-        self.attributes.append([(a.id, list(a.value[:3])) for a in used])
-        params = ctypes.cast(arguments, ctypes.POINTER(ctypes.c_void_p))[0]
-        sizes = (c.grid[0], c.block[0], c.shared_bytes, c.stream or 0)
-        assert (c.grid[1], c.grid[2], c.block[1], c.block[2]) == (1, 1, 1, 1)
-        assert params is not None and params % 64 == 0
-        self.launched.append((handle, sizes, ctypes.string_at(params, self.param_bytes[handle])))
-        return 700 if handle == 0xBAD else 0
-
-    def _current(self, device: Any) -> int:
-        device[0] = self.device
-        return 0
-
-    def _encode(self, place: int, dtype: int, rank: int, address: int, dims: int, *rest: Any) -> int:
-        ctypes.memmove(place, np.array([dtype, rank, address, rest[-2]], np.int64).tobytes(), 32)
-        return 0
-
-    def _clear(self, address: int, value: int, count: int, stream: int) -> int:
-        self.cleared.append((address, count, stream or 0))
-        return 0
 
 
 @pytest.fixture(params=LAUNCHERS)

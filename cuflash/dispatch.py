@@ -97,7 +97,7 @@ def door_of(arrays: Mapping[str, Any]) -> Door:
         ArgumentTypeError: something is not an array, or two libraries are mixed.
     """
     kinds = {type(array) for array in arrays.values()}
-    if len(kinds) == 1 and (known := _doors.get(*kinds)):
+    if len(kinds) == 1 and (known := _doors.get(next(iter(kinds)))):
         return known
     chosen = ""
     for argument, array in arrays.items():

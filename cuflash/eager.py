@@ -116,7 +116,8 @@ class Eager:
         if kind == "forward":
             problem = Problem.forward(specs.pop("q"), specs.pop("k"), specs.pop("v"), words, **specs)
             return forward_plan(problem, self.backend.device(arrays))
-        problem = Problem.backward(*(specs.pop(n) for n in ("d_out", "q", "k", "v", "out", "lse")), words, **specs)
+        d_out, q, k, v, out, lse = (specs.pop(name) for name in ("d_out", "q", "k", "v", "out", "lse"))
+        problem = Problem.backward(d_out, q, k, v, out, lse, words, **specs)
         return backward_plan(problem, self.backend.device(arrays))
 
     def _run(self, plan: Plan, operands: dict[str, Any]) -> None:

@@ -30,6 +30,6 @@ def shares_memory(one: Extent, other: Extent) -> bool:
     if not np.may_share_memory(a, b):
         return False
     try:
-        return np.shares_memory(a, b, max_work=_EFFORT)
+        return np.shares_memory(a, b, max_work=_EFFORT)  # type: ignore[arg-type]  # any effort is allowed
     except np.exceptions.TooHardError:
         return True

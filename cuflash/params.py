@@ -70,7 +70,7 @@ def pack(dtype: np.dtype[Any], values: Mapping[str, Any]) -> bytes:
 
 def pointer_offsets(dtype: np.dtype[Any], score: Score | None = None) -> dict[str, int]:
     """Byte offset of every pointer field, those of the score function by the operand's name."""
-    fields = dtype.fields or {}
+    fields: Mapping[str, Any] = dtype.fields or {}
     found = {name: int(entry[1]) for name, entry in fields.items() if entry[0] == np.uint64}
     if score is not None and "score" in fields:
         base = int(fields["score"][1])

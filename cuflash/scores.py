@@ -173,7 +173,7 @@ class Then(Score):
         return (self.first.params(shift, strides), self.second.params(shift, strides))
 
     def operand_offsets(self) -> dict[str, int]:
-        fields = self.params_dtype().fields or {}
+        fields: Mapping[str, Any] = self.params_dtype().fields or {}
         found = {}
         for name, part in (("first", self.first), ("second", self.second)):
             base = fields[name][1]

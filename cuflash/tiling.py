@@ -152,8 +152,8 @@ def choose(rows: tuple[Row[Tile], ...], problem: Problem, device: Device, operat
     for row in rows:
         if row.itemsize != itemsize or row.head_dim < max(problem.head_dim, problem.head_dim_v):
             continue
-        dims = (padded(dim, row.tile.head_dim_grain) for dim in (problem.head_dim, problem.head_dim_v))
-        needs.append(row.tile.shared_bytes(*dims, itemsize))
+        head_dim, head_dim_v = (padded(dim, row.tile.head_dim_grain) for dim in (problem.head_dim, problem.head_dim_v))
+        needs.append(row.tile.shared_bytes(head_dim, head_dim_v, itemsize))
         if needs[-1] <= device.shared_limit:
             return row
     capability = ".".join(map(str, device.capability))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import LAYOUTS, case, dense, normal, slopes, sparse, stored, untouched_outside
-from oracle import assert_equal_bits, assert_right, expected
+from oracle import assert_equal_bits, assert_right
 from places import Place
 
 from cuflash import reference
@@ -59,17 +59,6 @@ MASKS: dict[str, dict[str, Any]] = {
 def test_masks(device: Place, words: dict[str, Any], seqlen_q: int, seqlen_k: int) -> None:
     arrays = case(dense(1, 2, 1, seqlen_q, seqlen_k, 64, dtype="float16"), 1)
     assert_right(device.both(arrays, **words), arrays, **words)
-
-
-@FORMS
-def test_rows_without_keys_have_no_gradient(device: Place, deterministic: bool) -> None:
-    """130 queries on 40 keys, bottom-right: 90 rows see nothing; top-left: 90 keys are seen by nobody."""
-    arrays = case(dense(1, 2, 2, 130, 40, 64, dtype="float16"), 2, d_lse=True)
-    found = device.both(arrays, causal=True, deterministic=deterministic)
-    assert (found["dq"][:, :90] == 0).all() and (found["out"][:, :90] == 0).all()
-    arrays = case(dense(1, 2, 2, 40, 130, 64, dtype="float16"), 3)
-    found = device.both(arrays, causal=True, align="top-left", deterministic=deterministic)
-    assert (found["dk"][:, 40:] == 0).all() and (found["dv"][:, 40:] == 0).all()
 
 
 SCORES = [
@@ -212,14 +201,3 @@ def test_the_reference_agrees_with_finite_differences(words: dict[str, Any]) -> 
                 arrays[position][index] += step
                 moved.append(loss(*arrays))
             assert abs((moved[0] - moved[1]) / 2e-5 - gradient[index]) < 1e-6
-
-
-def test_gradients_of_special_values_stay_where_they_are_seen(device: Place) -> None:
-    """NaN in one query's output gradient: that query's dq, and the keys that it sees, and no more."""
-    arrays = case(dense(1, 2, 2, 70, 70, 64, dtype="float16", causal=True), 12)
-    arrays["d_out"][0, 40, 1] = np.nan
-    found = device.both(arrays, causal=True)
-    right = expected(arrays, causal=True)
-    assert np.array_equal(np.isnan(found["dq"]), np.isnan(right["dq"]))
-    assert not np.isnan(found["dk"][:, 41:]).any() and np.isnan(found["dv"][:, :41, 1]).all()
-    assert not np.isnan(found["dk"][:, :, 0]).any()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 from arrays import LAYOUTS, case, dense, nans, normal, slopes, sparse, stored, untouched_outside
-from oracle import assert_equal_bits, assert_right, equal_bits, expected
+from oracle import assert_equal_bits, assert_right, equal_bits
 from places import Place
 
 from cuflash.errors import ArgumentError
@@ -217,32 +216,6 @@ def test_empty_axes(device: Place, empty: tuple[int, ...]) -> None:
         assert found["out"].shape == (shape.batch, shape.seqlen_q, shape.num_q_heads, 64)
         assert found["lse"].shape == (shape.batch, shape.num_q_heads, shape.seqlen_q)
         assert (found["out"] == 0).all() and np.isneginf(found["lse"]).all()
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("where", ["q", "k", "v"])
-def test_special_values_stay_where_they_are_seen(device: Place, where: str, value: float) -> None:
-    """A NaN or infinity in one row reaches the rows that see it, as in the reference, and no other.
-
-    A value is promised to stay away from blocks of queries none of which sees it; so it stands where all see it.
-    """
-    arrays = {name: normal((1, 70, 2, 64), "float16", seed) for seed, name in enumerate("qkv")}
-    row = 0 if where == "v" else 40
-    arrays[where][0, row, 1] = value
-    found, right = device.forward(arrays, causal=True), expected(arrays, causal=True)
-    for name in ("out", "lse"):
-        assert np.array_equal(np.isnan(found[name]), np.isnan(right[name])), name
-    arrays[where][0, row, 1] = 0
-    clean = device.forward(arrays, causal=True)
-    assert equal_bits(found["out"][:, :row], clean["out"][:, :row])
-    assert equal_bits(found["out"][:, :, 0], clean["out"][:, :, 0])
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_large_and_tiny_logits(device: Place, dtype: str) -> None:
-    for std, seed in ((10.0, 10), (1e-3, 11)):
-        arrays = {name: normal((1, 66, 2, 64), dtype, seed + i, std) for i, name in enumerate("qkv")}
-        assert_right(device.forward(arrays, causal=True), arrays, causal=True)
 
 
 def test_inputs_are_never_written(device: Place) -> None:

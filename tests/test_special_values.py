@@ -1,0 +1,76 @@
+"""Special values and extremes: NaN and infinity stay where they are seen, rows without keys give nothing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from arrays import case, dense, normal
+from oracle import assert_right, equal_bits, expected
+from places import Place
+
+FORMS = pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+def test_special_values_stay_where_they_are_seen(device: Place, where: str, value: float) -> None:
+    """A NaN or infinity in one row reaches the rows that see it, as in the reference, and no other of its block."""
+    arrays = {name: normal((1, 70, 2, 64), "float16", seed) for seed, name in enumerate("qkv")}
+    row = 40
+    arrays[where][0, row, 1] = value
+    found, right = device.forward(arrays, causal=True), expected(arrays, causal=True)
+    for name in ("out", "lse"):
+        assert np.array_equal(np.isnan(found[name]), np.isnan(right[name])), name
+    arrays[where][0, row, 1] = 0
+    clean = device.forward(arrays, causal=True)
+    assert equal_bits(found["out"][:, :row], clean["out"][:, :row])
+    assert equal_bits(found["out"][:, :, 0], clean["out"][:, :, 0])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_large_and_tiny_logits(device: Place, dtype: str) -> None:
+    for std, seed in ((10.0, 10), (1e-3, 11)):
+        arrays = {name: normal((1, 66, 2, 64), dtype, seed + i, std) for i, name in enumerate("qkv")}
+        assert_right(device.forward(arrays, causal=True), arrays, causal=True)
+
+
+@FORMS
+def test_rows_without_keys_have_no_gradient(device: Place, deterministic: bool) -> None:
+    """130 queries on 40 keys, bottom-right: 90 rows see nothing; top-left: 90 keys are seen by nobody."""
+    arrays = case(dense(1, 2, 2, 130, 40, 64, dtype="float16"), 2, d_lse=True)
+    found = device.both(arrays, causal=True, deterministic=deterministic)
+    assert (found["dq"][:, :90] == 0).all() and (found["out"][:, :90] == 0).all()
+    arrays = case(dense(1, 2, 2, 40, 130, 64, dtype="float16"), 3)
+    found = device.both(arrays, causal=True, align="top-left", deterministic=deterministic)
+    assert (found["dk"][:, 40:] == 0).all() and (found["dv"][:, 40:] == 0).all()
+
+
+def test_gradients_of_special_values_stay_where_they_are_seen(device: Place) -> None:
+    """NaN in one query's output gradient: that query's dq, and the keys that it sees, and no more."""
+    arrays = case(dense(1, 2, 2, 70, 70, 64, dtype="float16", causal=True), 12)
+    arrays["d_out"][0, 40, 1] = np.nan
+    found = device.both(arrays, causal=True, deterministic=True)
+    right = expected(arrays, causal=True)
+    assert np.array_equal(np.isnan(found["dq"]), np.isnan(right["dq"]))
+    assert np.isnan(found["dk"][:, :41, 1]).all() and np.isnan(found["dv"][:, :41, 1]).all()
+    assert not np.isnan(found["dk"][:, 41:]).any() and not np.isnan(found["dv"][:, 41:]).any()
+    assert not np.isnan(found["dk"][:, :, 0]).any()
+
+
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+@FORMS
+def test_gradients_of_special_inputs_stay_where_they_are_seen(device: Place, deterministic: bool, where: str) -> None:
+    """Causal, NaN in row 40 of one head: queries before it and keys behind a NaN query keep clean gradients."""
+    arrays = case(dense(1, 2, 2, 70, 70, 64, dtype="float16", causal=True), 13)
+    clean = device.both(arrays, causal=True, deterministic=True)
+    arrays[where][0, 40, 1] = np.nan
+    found = device.both(arrays, causal=True, deterministic=deterministic)
+    assert np.isfinite(found["dq"][:, :40]).all() and np.isfinite(found["dq"][:, :, 0]).all()
+    if where == "q":
+        assert np.isfinite(found["dk"][:, 41:]).all() and np.isfinite(found["dv"][:, 41:]).all()
+        assert np.isfinite(found["dq"][:, 41:]).all()
+    assert np.isnan(found["dq"][:, 40, 1]).all()
+    if deterministic:
+        assert np.array_equal(found["dq"][:, :40], clean["dq"][:, :40])

@@ -33,16 +33,17 @@ struct Operand<float> {
     return big + ptx::bit_cast<float>(ptx::bit_cast<uint32_t>(value - big) & 0xffffe000u);
   }
 
+  // The rest has 12 bits at most, of which the tensor core keeps 11: 24 in all. An infinite element stands in the small
+  // part alone, which meets one part of the other operand only: meeting both would give inf - inf or 0 * inf, where the
+  // product itself is infinite. So do finite ones above the largest tf32.
   CUFLASH_DEVICE static Operand from_words(const uint32_t (&words)[4]) {
+    constexpr float kTooBig = __builtin_bit_cast(float, 0x7f7ff000u);
     Operand operand;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float value = ptx::bit_cast<float>(words[i]);
-      operand.big[i] = big_of(words[i]);
-      // The rest has 12 bits at most, of which the tensor core keeps 11: 24 in all. inf - inf would turn an infinite
-      // element, whose products are infinite, into NaN.
-      const float rest = value - ptx::bit_cast<float>(operand.big[i]);
-      operand.small[i] = ptx::abs(value) == ptx::kInfinity ? 0u : ptx::bit_cast<uint32_t>(rest);
+      operand.big[i] = ptx::abs(value) >= kTooBig ? 0u : big_of(words[i]);
+      operand.small[i] = ptx::bit_cast<uint32_t>(value - ptx::bit_cast<float>(operand.big[i]));
     }
     return operand;
   }

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from cuflash.architectures import Device
 from cuflash.params import pack, pointer_offsets
-from cuflash.params_sm90 import TENSOR_MAPS, forward_sm90_params_dtype
+from cuflash.params_sm90 import forward_sm90_params_dtype
 from cuflash.plan import Launch, Output, Plan, Pointer, TensorMapSlot
 from cuflash.plan_sm90_split import Division, combine, divide
 from cuflash.problem import Problem
@@ -143,7 +143,20 @@ def _variant(problem: Problem, tile: TileSm90, division: Division, shared: int, 
     )
 
 
+def _seen_keys(problem: Problem) -> tuple[int, int]:
+    """The first key that any query sees, and how many follow: the copy engine is told of no others.
+
+    So whatever stands in keys that nobody sees, a NaN say, is never touched. The kernel counts from the first it sees.
+    """
+    mask, shift = problem.mask, problem.shift
+    first = 0 if mask.left is None else min(max(shift - mask.left, 0), problem.seqlen_k - 1)
+    last = problem.seqlen_k if mask.right is None else problem.seqlen_q + shift + mask.right
+    return first, max(min(last, problem.seqlen_k) - first, 1)
+
+
 def _values(problem: Problem, tile: TileSm90, division: Division) -> dict[str, object]:
+    first_key, num_keys = _seen_keys(problem)
+    shift = problem.shift - first_key
     operand_strides = {} if problem.alibi_slopes is None else {"alibi_slopes": problem.alibi_slopes.strides}
     log2_e = math.log2(math.e)
     return {
@@ -151,7 +164,7 @@ def _values(problem: Problem, tile: TileSm90, division: Division) -> dict[str, o
         "split_rows": division.split_rows,
         "num_q_heads": problem.num_q_heads,
         "seqlen_q": problem.seqlen_q,
-        "seqlen_k": problem.seqlen_k,
+        "seqlen_k": num_keys,
         "head_dim_v": problem.head_dim_v,
         "group": max(problem.num_q_heads // max(problem.num_kv_heads, 1), 1),
         "tile_heads": division.tile_heads,
@@ -162,8 +175,8 @@ def _values(problem: Problem, tile: TileSm90, division: Division) -> dict[str, o
         "section_heads": _section_heads(problem, tile, division),
         "softmax_unit": log2_e if problem.score.pre_scale else problem.scale * log2_e,
         "pre_scale": problem.scale if problem.score.pre_scale else 1.0,
-        "mask": problem.mask.params(problem.shift),
-        "score": problem.score.params(problem.shift, operand_strides),
+        "mask": problem.mask.params(shift),
+        "score": problem.score.params(shift, operand_strides),
     }
 
 
@@ -183,13 +196,16 @@ def _pointers(offsets: dict[str, int], division: Division, has_counter: bool) ->
 
 
 def _tensor_maps(problem: Problem, tile: TileSm90, group: int) -> tuple[TensorMapSlot, ...]:
-    rows = (tile.block_q, tile.block_k, tile.block_k)
-    specs = (problem.q, problem.k, problem.v)
-    q, k, v = (
-        tensor_map_slot(128 * index, name[0], spec, box_rows, problem.dtype.name, problem.dtype.itemsize)
-        for index, (name, spec, box_rows) in enumerate(zip(TENSOR_MAPS, specs, rows, strict=True))
-    )
-    return (_with_packed_heads(q, group) if group > 1 else q), k, v
+    dtype, itemsize = problem.dtype.name, problem.dtype.itemsize
+    q = tensor_map_slot(0, "q", problem.q, tile.block_q, dtype, itemsize)
+    first_key, num_keys = _seen_keys(problem)
+    maps = [_with_packed_heads(q, group) if group > 1 else q]
+    for index, (operand, spec) in enumerate((("k", problem.k), ("v", problem.v)), start=1):
+        batch, _, heads, dim = spec.shape
+        seen = spec._replace(shape=(batch, num_keys, heads, dim))
+        slot = tensor_map_slot(128 * index, operand, seen, tile.block_k, dtype, itemsize)
+        maps.append(replace(slot, byte_offset=first_key * spec.strides[1] * itemsize))
+    return tuple(maps)
 
 
 def _with_packed_heads(q: TensorMapSlot, group: int) -> TensorMapSlot:

@@ -73,6 +73,7 @@ FEATURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "causal, top-left": ({"seqlen_q": 150, "seqlen_k": 90}, {"causal": True, "align": "top-left"}),
     "window": ({"seqlen_q": 300}, {"window": (70, 30)}),
     "window, rows without keys": ({"seqlen_q": 300, "seqlen_k": 60}, {"window": (20, 0)}),
+    "keys nobody sees, ALiBi": ({"seqlen_q": 40, "seqlen_k": 300, "alibi": True}, {"window": (30, 10)}),
     "one row": ({"seqlen_q": 1, "seqlen_k": 130}, {}),
     "grouped heads": ({"seqlen_q": 130, "heads": 6, "kv_heads": 2}, {"causal": True}),
     "packed heads": ({"seqlen_q": 5, "seqlen_k": 130, "heads": 8, "kv_heads": 2}, {"causal": True}),

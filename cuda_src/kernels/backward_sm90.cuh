@@ -1,15 +1,15 @@
-// dk, dv and, by way of a float32 accumulator, dq on Hopper: one block a tile of keys, which stays in shared memory while
-// the queries that see it stream past. A producer warpgroup copies; two consumer warpgroups own 64 keys each.
+// dk, dv and, by way of a float32 accumulator, dq on Hopper: one block a tile of keys, which stays in shared memory
+// while the queries that see it stream past. A producer warpgroup copies; two consumer warpgroups own 64 keys each.
 //
-// Scores and d(probs) are computed transposed, [keys, queries], so that probabilities and d(scores) are in registers just
-// what the products for dv and dk take as their left operand. Only dq, which sums over keys, needs d(scores) of both
-// warpgroups: they pass through shared memory. dq of a step goes to shared memory too and is added to global memory by a
-// warp of the producer; without an accumulator (Config::kAccumulateDq false) all of that is gone and every sum has a
-// fixed order.
+// Scores and d(probs) are computed transposed, [keys, queries], so that probabilities and d(scores) are in registers
+// just what the products for dv and dk take as their left operand. Only dq, which sums over keys, needs d(scores) of
+// both warpgroups: they pass through shared memory. dq of a step goes to shared memory too and is added to global
+// memory by a warp of the producer; without an accumulator (Config::kAccumulateDq false) all of that is gone and every
+// sum has a fixed order.
 //
 // The warpgroups take turns at starting products, so that one multiplies while the other does its pointwise part; left
-// alone they fall into step, and the tensor cores idle through every exponential. A turn is long: dq, dv and dk of a step,
-// then scores and d(probs) of the next, each product started while the one before it runs.
+// alone they fall into step, and the tensor cores idle through every exponential. A turn is long: dq, dv and dk of a
+// step, then scores and d(probs) of the next, each product started while the one before it runs.
 //   warpgroup 0: turn | pointwise | turn ...
 //   warpgroup 1:        turn      | pointwise ...
 // When warpgroup 0 has its turn for step n, the other's d(scores) exist up to step n - 1: its dq is one step late.
@@ -44,8 +44,9 @@ struct BackwardConsumer {
     return tile_smem + warpgroup * tile::kWarpgroupRows * tile::kSlabRowBytes;
   }
 
-  // A key that some queries of a block do not see must not reach their dq, not even as zero times NaN. Those that do see
-  // it have a NaN in lse: they lose nothing. The own scores of the first step have been made; dq comes a turn later.
+  // A key that some queries of a block do not see must not reach their dq, not even as zero times NaN. Those that do
+  // see it have a NaN in lse: they lose nothing. The own scores of the first step have been made; dq comes a turn
+  // later.
   CUFLASH_DEVICE void clear_keys() const {
     constexpr int kBytes = tile::kWarpgroupRows * tile::kSlabRowBytes;
 #pragma unroll 1
@@ -106,7 +107,8 @@ CUFLASH_DEVICE void backward_pointwise(const Params& params, const BackwardConsu
   constexpr bool kPlain = !Config::Score::kPreScale;
   const auto& layout = self.layout;
   const int first_row = step.block * kBlockQ;
-  const bool masked = !all_visible<Mask>(params.mask, first_row, kBlockQ, work.block * kBlockK, kBlockK, params.seqlen_k);
+  const int tile_key = work.block * kBlockK;
+  const bool masked = !all_visible<Mask>(params.mask, first_row, kBlockQ, tile_key, kBlockK, params.seqlen_k);
   const FragmentPlace<true> place{first_row + tile::fragment_col(), self.first_k};
   ptx::wgmma_wait<1>();
   ptx::wgmma_touch(dots);
@@ -132,7 +134,8 @@ CUFLASH_DEVICE void backward_pointwise(const Params& params, const BackwardConsu
   }
 }
 
-// One turn: the sums of a step and, unless it is the last, scores and d(probs) of the next, of whose queries seen tells.
+// One turn: the sums of a step and, unless it is the last, scores and d(probs) of the next, of whose queries seen
+// tells.
 template <class Config, bool kIsLast>
 CUFLASH_DEVICE void backward_turn(BackwardConsumer<Config>& self, const SeenRows<Config>& seen,
                                   float (&dots)[Config::kBlockQ / 2],
@@ -150,8 +153,9 @@ CUFLASH_DEVICE void backward_turn(BackwardConsumer<Config>& self, const SeenRows
   [[maybe_unused]] float dq[Layout::kDqPartCols / 2];
   self.take_turn();
   if constexpr (Config::kAccumulateDq) {
-    // Warpgroup 0 has nothing before its first step; the product of whatever lies there goes unread, for under a condition
-    // it would make the compiler serialise all products. It takes values for keys, which the other may be clearing.
+    // Warpgroup 0 has nothing before its first step; the product of whatever lies there goes unread, for under a
+    // condition it would make the compiler serialise all products. It takes values for keys, which the other may be
+    // clearing.
     const bool has_dq = self.warpgroup == 1 || self.number > 0;
     start_dq<Config>(dq, layout.smem + (has_dq ? Layout::kK : Layout::kV),
                      layout.d_scores((self.number + 1 - self.warpgroup) % 2), self.warpgroup);
@@ -263,7 +267,8 @@ CUFLASH_DEVICE void backward_consume(const Params& params, const BackwardSm90Lay
   ptx::named_barrier_sync(kBarrierConsumers, 2 * tile::kWarpgroupThreads);
   const int row = self.own_row();
   tile::store_to_tensor<Element, kBlockK, Config::kHeadDim>(dk, params.grad_scale, layout.smem + Layout::kK, row,
-                                                            &params.dk, work.block * kBlockK + row, work.head, work.batch);
+                                                            &params.dk, work.block * kBlockK + row, work.head,
+                                                            work.batch);
   if (ptx::lane_index() == 0) ptx::bulk_wait_read<0>();  // shared memory outlives its readers
 }
 

@@ -1,8 +1,8 @@
-// dk and dv of wide heads on Hopper: 64 keys a block, which stay in shared memory while the queries that see them stream
-// past. The sums of 64 keys and 256 columns fill the registers of a warpgroup, so the two consumers divide the work by
-// kind: one makes scores, probabilities and dv, the other d(probs), d(scores) and dk. The probabilities go from the first
-// to the second through shared memory; it is their only tie, and each multiplies while the other does its pointwise part.
-// There is no dq here (see backward_sm90_dq): every sum has a fixed order.
+// dk and dv of wide heads on Hopper: 64 keys a block, which stay in shared memory while the queries that see them
+// stream past. The sums of 64 keys and 256 columns fill the registers of a warpgroup, so the two consumers divide the
+// work by kind: one makes scores, probabilities and dv, the other d(probs), d(scores) and dk. The probabilities go from
+// the first to the second through shared memory; it is their only tie, and each multiplies while the other does its
+// pointwise part. There is no dq here (see backward_sm90_dq): every sum has a fixed order.
 #pragma once
 #include "kernels/backward_sm90_stream.cuh"
 
@@ -48,21 +48,21 @@ struct BackwardSm90DkdvLayout {
 template <class Config>
 struct DkdvStep {
   using Position = tile::RingPosition<Config::kStages>;
-  int number = 0, total;
+  BackwardStep at_block;
+  int total;
+  int number = 0;
   Position at;
 
-  CUFLASH_DEVICE bool is_last() const { return number + 1 == total; }
   CUFLASH_DEVICE int buffer() const { return number % 2; }
-  // The next stage; after the last step this one again, whose product then goes unread: a product under a condition would
-  // make the compiler serialise them all.
   CUFLASH_DEVICE Position next() const {
     Position after = at;
-    if (!is_last()) after.advance();
+    after.advance();
     return after;
   }
-  CUFLASH_DEVICE void advance() {
+  CUFLASH_DEVICE void advance(const BackwardSteps& steps) {
     ++number;
     at.advance();
+    at_block.advance(steps);
   }
 };
 
@@ -87,9 +87,9 @@ CUFLASH_DEVICE void start_dkdv_d_probs(float (&d_probs)[Config::kBlockQ / 2],
       d_probs, layout.smem + Layout::kV, layout.d_out_ring().stage(at));
 }
 
-// Probabilities and dv of a step, then the scores of the next. What the other warpgroup gets is the derivative of the
-// probability by the score.
-template <class Config, class Params>
+// Probabilities and dv of a step and, unless it is the last, the scores of the next. What the other warpgroup gets is
+// the derivative of the probability by the score.
+template <class Config, bool kIsLast, class Params>
 CUFLASH_DEVICE void dkdv_probs_step(const Params& params, const BackwardSm90DkdvLayout<Config>& layout,
                                     const typename Config::Score::Head& score_head, const FragmentPlace<true>& place,
                                     bool masked, const DkdvStep<Config>& step, float (&dots)[Config::kBlockQ / 2],
@@ -113,16 +113,18 @@ CUFLASH_DEVICE void dkdv_probs_step(const Params& params, const BackwardSm90Dkdv
 
   layout.d_out_ring().wait_full(step.at);
   tile::start_output<Element, Config::kBlockQ, Config::kHeadDimV>(dv, probs, layout.d_out_ring().stage(step.at));
-  start_dkdv_scores<Config>(dots, layout, step.next());
-  ptx::wgmma_wait<1>();
-  if (speaks) layout.d_out_ring().release(step.at);
+  if constexpr (!kIsLast) {
+    start_dkdv_scores<Config>(dots, layout, step.next());
+    ptx::wgmma_wait<1>();
+    if (speaks) layout.d_out_ring().release(step.at);
+  }
   ptx::wgmma_wait<0>();
   ptx::wgmma_touch(dv);
-  ptx::wgmma_touch(dots);
+  if constexpr (!kIsLast) ptx::wgmma_touch(dots);
 }
 
-// d(scores) and dk of a step, then d(probs) of the next.
-template <class Config>
+// d(scores) and dk of a step and, unless it is the last, d(probs) of the next.
+template <class Config, bool kIsLast>
 CUFLASH_DEVICE void dkdv_scores_step(const BackwardSm90DkdvLayout<Config>& layout, bool masked,
                                      const DkdvStep<Config>& step, float (&d_probs)[Config::kBlockQ / 2],
                                      float (&dk)[Config::kHeadDim / 2]) {
@@ -145,18 +147,20 @@ CUFLASH_DEVICE void dkdv_scores_step(const BackwardSm90DkdvLayout<Config>& layou
     differentiate<Element, false>(d_scores, derivatives, d_probs, ColumnStats(layout.delta(step.at)));
   }
   tile::start_output<Element, Config::kBlockQ, Config::kHeadDim>(dk, d_scores, layout.q_ring().stage(step.at));
-  start_dkdv_d_probs<Config>(d_probs, layout, step.next());
-  ptx::wgmma_wait<1>();
-  ptx::sync_warp();  // every lane has read its delta
-  if (speaks) layout.q_ring().release(step.at);
+  if constexpr (!kIsLast) {
+    start_dkdv_d_probs<Config>(d_probs, layout, step.next());
+    ptx::wgmma_wait<1>();
+    ptx::sync_warp();  // every lane has read its delta
+    if (speaks) layout.q_ring().release(step.at);
+  }
   ptx::wgmma_wait<0>();
   ptx::wgmma_touch(dk);
-  ptx::wgmma_touch(d_probs);
-  if (speaks && !step.is_last()) layout.d_out_ring().release(step.next());
+  if constexpr (!kIsLast) ptx::wgmma_touch(d_probs);
+  if (!kIsLast && speaks) layout.d_out_ring().release(step.next());
 }
 
-// Before the step's sums, whose right operands are d_out for dv and queries for dk: each warpgroup clears what it is about
-// to use, once the other has made its first product of it and before it could make another.
+// Before the step's sums, whose right operands are d_out for dv and queries for dk: each warpgroup clears what it is
+// about to use, once the other has made its first product of it and before it could make another.
 template <class Config, bool kMakesProbs>
 CUFLASH_DEVICE void dkdv_clear_others(const BackwardSm90DkdvLayout<Config>& layout, const DkdvStep<Config>& step,
                                       const SeenRows<Config>& seen) {
@@ -177,7 +181,29 @@ CUFLASH_DEVICE void dkdv_clear_others(const BackwardSm90DkdvLayout<Config>& layo
   ptx::named_barrier_sync(kBarrierConsumers, 2 * kThreads);
 }
 
-// All steps of one consumer: kMakesProbs tells which of the two. Ends with the sums in global memory.
+// One step of one consumer: kMakesProbs tells which of the two.
+template <class Config, bool kMakesProbs, bool kIsLast, class Params, int kCount>
+CUFLASH_DEVICE void dkdv_step(const Params& params, const BackwardSm90DkdvLayout<Config>& layout,
+                              const HeadBlock& work, const BackwardSteps& steps, const DkdvStep<Config>& step,
+                              float (&products)[Config::kBlockQ / 2], float (&sums)[kCount]) {
+  using Mask = typename Config::Mask;
+  constexpr int kBlockQ = Config::kBlockQ, kBlockK = Config::kBlockK;
+  const int row = step.at_block.block * kBlockQ, key = work.block * kBlockK;
+  const bool masked = !all_visible<Mask>(params.mask, row, kBlockQ, key, kBlockK, params.seqlen_k);
+  if constexpr (!Mask::kUniform) {
+    const SeenRows<Config> seen(steps, step.at_block.block);
+    if (seen.has_others()) dkdv_clear_others<Config, kMakesProbs>(layout, step, seen);
+  }
+  if constexpr (kMakesProbs) {
+    const typename Config::Score::Head score_head = Config::Score::head(params.score, step.at_block.head, work.batch);
+    const FragmentPlace<true> place{row + tile::fragment_col(), key + tile::fragment_row()};
+    dkdv_probs_step<Config, kIsLast>(params, layout, score_head, place, masked, step, products, sums);
+  } else {
+    dkdv_scores_step<Config, kIsLast>(layout, masked, step, products, sums);
+  }
+}
+
+// All steps of one consumer. Ends with the sums in global memory.
 template <class Config, bool kMakesProbs, class Params>
 CUFLASH_DEVICE void dkdv_consume(const Params& params, const BackwardSm90DkdvLayout<Config>& layout,
                                  const HeadBlock& work) {
@@ -185,43 +211,27 @@ CUFLASH_DEVICE void dkdv_consume(const Params& params, const BackwardSm90DkdvLay
   constexpr int kBlockQ = Config::kBlockQ, kBlockK = Config::kBlockK;
   constexpr int kCols = kMakesProbs ? Config::kHeadDimV : Config::kHeadDim;
   const BackwardSteps steps = backward_steps<Config>(params, work);
-  const int first_key = work.block * kBlockK;
-  DkdvStep<Config> step{.total = (steps.last_head - steps.first_head) * (steps.last_block - steps.first_block)};
+  DkdvStep<Config> step{.at_block = {steps.first_head, steps.first_block}, .total = steps.count()};
   float sums[kCols / 2], products[kBlockQ / 2];
 #pragma unroll
   for (int i = 0; i < kCols / 2; ++i) sums[i] = 0.0f;
 
   ptx::mbarrier_wait(layout.keys_full(), 0);
   if (step.total > 0) {
-    if constexpr (!kMakesProbs) ptx::mbarrier_wait(layout.values_full(), 0);
     if constexpr (kMakesProbs) {
       start_dkdv_scores<Config>(products, layout, step.at);
     } else {
+      ptx::mbarrier_wait(layout.values_full(), 0);
       start_dkdv_d_probs<Config>(products, layout, step.at);
     }
     ptx::wgmma_wait<0>();
+    ptx::wgmma_touch(products);
     if (!kMakesProbs && ptx::lane_index() == 0) layout.d_out_ring().release(step.at);
-  }
-  ptx::wgmma_touch(products);
 #pragma unroll 1
-  for (int head = steps.first_head; head < steps.last_head; ++head) {
-    const typename Config::Score::Head score_head = Config::Score::head(params.score, head, work.batch);
-#pragma unroll 1
-    for (int block = steps.first_block; block < steps.last_block; ++block, step.advance()) {
-      const int row = block * kBlockQ;
-      const bool masked =
-          !all_visible<typename Config::Mask>(params.mask, row, kBlockQ, first_key, kBlockK, params.seqlen_k);
-      const SeenRows<Config> seen(steps, block);
-      if constexpr (!Config::Mask::kUniform) {
-        if (seen.has_others()) dkdv_clear_others<Config, kMakesProbs>(layout, step, seen);
-      }
-      if constexpr (kMakesProbs) {
-        const FragmentPlace<true> place{row + tile::fragment_col(), first_key + tile::fragment_row()};
-        dkdv_probs_step<Config>(params, layout, score_head, place, masked, step, products, sums);
-      } else {
-        dkdv_scores_step<Config>(layout, masked, step, products, sums);
-      }
+    for (; step.number + 1 < step.total; step.advance(steps)) {
+      dkdv_step<Config, kMakesProbs, false>(params, layout, work, steps, step, products, sums);
     }
+    dkdv_step<Config, kMakesProbs, true>(params, layout, work, steps, step, products, sums);
   }
 
   // Both warpgroups have read keys and values for the last time: their tiles become the way out.
@@ -229,7 +239,7 @@ CUFLASH_DEVICE void dkdv_consume(const Params& params, const BackwardSm90DkdvLay
   const int row = ptx::thread_index() % 128 / 32 * 16;
   tile::store_to_tensor<typename Config::Element, kBlockK, kCols>(
       sums, kMakesProbs ? 1.0f : params.grad_scale, layout.smem + (kMakesProbs ? Layout::kV : Layout::kK), row,
-      kMakesProbs ? &params.dv : &params.dk, first_key + row, work.head, work.batch);
+      kMakesProbs ? &params.dv : &params.dk, work.block * kBlockK + row, work.head, work.batch);
   if (ptx::lane_index() == 0) ptx::bulk_wait_read<0>();  // shared memory outlives its readers
 }
 

@@ -1,6 +1,7 @@
-// dq on Hopper without an accumulator: a block keeps its queries and their d_out while the keys and values they see stream
-// past, like the forward. Each consumer warpgroup owns 64 queries and meets the others only where keys must be cleaned.
-// d(scores) are in registers what the product with the keys takes as its left operand; every sum has a fixed order.
+// dq on Hopper without an accumulator: a block keeps its queries and their d_out while the keys and values they see
+// stream past, like the forward. Each consumer warpgroup owns 64 queries and meets the others only where keys must be
+// cleaned. d(scores) are in registers what the product with the keys takes as its left operand; every sum has a fixed
+// order.
 //
 // With Config::kTurns the warpgroups take turns at starting products, so that one multiplies while the others do their
 // pointwise part; it needs a third stage of keys. Left alone they fall into step.
@@ -58,7 +59,8 @@ CUFLASH_DEVICE HeadBlock dq_block_of(const Params& params) {
 
 // One thread: queries and d_out once, then values and keys block by block.
 template <class Config, class Params>
-CUFLASH_DEVICE void dq_produce(const Params& params, const BackwardSm90DqLayout<Config>& layout, const HeadBlock& work) {
+CUFLASH_DEVICE void dq_produce(const Params& params, const BackwardSm90DqLayout<Config>& layout,
+                               const HeadBlock& work) {
   using Layout = BackwardSm90DqLayout<Config>;
   constexpr int kBlockQ = Config::kBlockQ, kBlockK = Config::kBlockK;
   const Range blocks = dq_key_blocks<Config>(params, work);
@@ -67,8 +69,8 @@ CUFLASH_DEVICE void dq_produce(const Params& params, const BackwardSm90DqLayout<
   ptx::mbarrier_arrive_expect_tx(layout.queries_full(), Layout::QTile::kBytes + Layout::DOutTile::kBytes);
   tile::load_slabs<kBlockQ, Config::kHeadDimV>(layout.smem + Layout::kDOut, &params.d_out, layout.queries_full(), row,
                                                work.head, work.batch);
-  tile::load_slabs<kBlockQ, Config::kHeadDim>(layout.smem + Layout::kQ, &params.q, layout.queries_full(), row, work.head,
-                                              work.batch);
+  tile::load_slabs<kBlockQ, Config::kHeadDim>(layout.smem + Layout::kQ, &params.q, layout.queries_full(), row,
+                                              work.head, work.batch);
   ptx::prefetch_tensor_map(&params.dq);
   const auto k_ring = layout.k_ring();
   const auto v_ring = layout.v_ring();
@@ -127,8 +129,9 @@ struct DqConsumer {
         dots, layout.smem + Layout::kQ + own_rows(), layout.k_ring().stage(k_at));
   }
 
-  // A key that a query of the block does not see must not reach its dq, not even as zero times NaN; a query that sees it
-  // has a NaN in lse and loses nothing. All warpgroups have made their scores before, and wait for the cleaning after.
+  // A key that a query of the block does not see must not reach its dq, not even as zero times NaN; a query that sees
+  // it has a NaN in lse and loses nothing. All warpgroups have made their scores before, and wait for the cleaning
+  // after.
   CUFLASH_DEVICE void clear_keys() const {
     constexpr int kThreads = Layout::kConsumerThreads;
     ptx::named_barrier_sync(kBarrierConsumers, kThreads);
@@ -139,12 +142,12 @@ struct DqConsumer {
   }
 };
 
-// d(scores) and dq of a block of keys, then the two products of the next (after the last block, of this one again: they go
-// unread, but under a condition they would make the compiler serialise all products).
-template <class Config, class Params>
-CUFLASH_DEVICE void dq_step(const Params& params, DqConsumer<Config>& self, const typename Config::Score::Head& score_head,
-                            const FragmentPlace<false>& place, const RowStats& lse, const RowStats& delta, bool masked,
-                            bool is_last, float (&dots)[Config::kBlockK / 2], float (&d_probs)[Config::kBlockK / 2],
+// d(scores) and dq of a block of keys and, unless it is the last, the two products of the next.
+template <class Config, bool kIsLast, class Params>
+CUFLASH_DEVICE void dq_step(const Params& params, DqConsumer<Config>& self,
+                            const typename Config::Score::Head& score_head, const FragmentPlace<false>& place,
+                            const RowStats& lse, const RowStats& delta, bool masked,
+                            float (&dots)[Config::kBlockK / 2], float (&d_probs)[Config::kBlockK / 2],
                             float (&dq)[Config::kHeadDim / 2]) {
   using Element = typename Config::Element;
   const bool speaks = ptx::lane_index() == 0;
@@ -161,66 +164,82 @@ CUFLASH_DEVICE void dq_step(const Params& params, DqConsumer<Config>& self, cons
     differentiate<Element, false>(d_scores, dots, d_probs, delta);
   }
   const auto k_now = self.k_at;
-  if (!is_last) {
+  if constexpr (!kIsLast) {
     self.k_at.advance();
     self.v_at.advance();
+    self.wait_before_turn();
   }
-  self.wait_before_turn();
   self.take_turn();
   tile::start_output<Element, Config::kBlockK, Config::kHeadDim>(dq, d_scores, self.layout.k_ring().stage(k_now));
-  self.start(dots, d_probs);
+  if constexpr (!kIsLast) self.start(dots, d_probs);
   self.pass_turn();
-  ptx::wgmma_wait<2>();
-  if (speaks) self.layout.k_ring().release(k_now);
-  ptx::wgmma_wait<1>();
-  if (speaks && !is_last) self.layout.v_ring().release(self.v_at);
+  if constexpr (!kIsLast) {
+    ptx::wgmma_wait<2>();
+    if (speaks) self.layout.k_ring().release(k_now);
+    ptx::wgmma_wait<1>();
+    if (speaks) self.layout.v_ring().release(self.v_at);
+  }
   ptx::wgmma_wait<0>();
   ptx::wgmma_touch(dq);
-  ptx::wgmma_touch(d_probs);
+  if constexpr (!kIsLast) {
+    ptx::wgmma_touch(d_probs);
+    ptx::wgmma_touch(dots);
+  }
+}
+
+// All blocks of keys: a turn for the first scores, then pointwise parts and turns by turns.
+template <class Config, class Params>
+CUFLASH_DEVICE void dq_blocks(const Params& params, DqConsumer<Config>& self, const HeadBlock& work,
+                              const Range& blocks, float (&dq)[Config::kHeadDim / 2]) {
+  constexpr int kBlockQ = Config::kBlockQ, kBlockK = Config::kBlockK;
+  const int first_row = work.block * kBlockQ;
+  const int row = first_row + self.warpgroup * tile::kWarpgroupRows + tile::fragment_row();
+  const int64_t stat =
+      (static_cast<int64_t>(work.batch) * params.num_q_heads + work.head) * params.stat_rows + row;
+  ptx::griddepcontrol_wait();  // lse and delta come from the kernel before
+  const RowStats lse{tile::read(params.lse_log2 + stat), tile::read(params.lse_log2 + stat + 8)};
+  const RowStats delta{tile::read(params.delta + stat), tile::read(params.delta + stat + 8)};
+  const typename Config::Score::Head score_head = Config::Score::head(params.score, work.head, work.batch);
+  float dots[kBlockK / 2], d_probs[kBlockK / 2];  // [64 queries, block_k]
+
+  if (!blocks.is_empty()) {
+    if (self.warpgroup + 1 == Config::kWarpgroups) self.pass_turn();  // warpgroup 0 begins
+    self.wait_before_turn();
+    self.take_turn();
+    self.start(dots, d_probs);
+    self.pass_turn();
+    ptx::wgmma_wait<0>();
+    if (ptx::lane_index() == 0) self.layout.v_ring().release(self.v_at);
+  }
   ptx::wgmma_touch(dots);
+  ptx::wgmma_touch(d_probs);
+  int key = blocks.begin * kBlockK;
+  const auto is_masked = [&] {
+    return !all_visible<typename Config::Mask>(params.mask, first_row, kBlockQ, key, kBlockK, params.seqlen_k);
+  };
+  const auto place = [&] { return FragmentPlace<false>{row, key + tile::fragment_col()}; };
+#pragma unroll 1
+  for (; key < (blocks.end - 1) * kBlockK; key += kBlockK) {
+    dq_step<Config, false>(params, self, score_head, place(), lse, delta, is_masked(), dots, d_probs, dq);
+  }
+  if (blocks.is_empty()) return;
+  dq_step<Config, true>(params, self, score_head, place(), lse, delta, is_masked(), dots, d_probs, dq);
+  if (self.warpgroup == 0) self.take_turn();  // passed for nothing, but no barrier is left odd
 }
 
 template <class Config, class Params>
 CUFLASH_DEVICE void dq_consume(const Params& params, const BackwardSm90DqLayout<Config>& layout, const HeadBlock& work,
                                int warpgroup) {
   using Layout = BackwardSm90DqLayout<Config>;
-  constexpr int kBlockQ = Config::kBlockQ, kBlockK = Config::kBlockK;
+  constexpr int kBlockQ = Config::kBlockQ;
   const Range blocks = dq_key_blocks<Config>(params, work);
   const int first_row = work.block * kBlockQ;
-  const int own_row = warpgroup * tile::kWarpgroupRows + tile::fragment_row();
-  const int64_t stat = (static_cast<int64_t>(work.batch) * params.num_q_heads + work.head) * params.stat_rows +
-                       first_row + own_row;
-  ptx::griddepcontrol_wait();  // lse and delta come from the kernel before
-  const RowStats lse{tile::read(params.lse_log2 + stat), tile::read(params.lse_log2 + stat + 8)};
-  const RowStats delta{tile::read(params.delta + stat), tile::read(params.delta + stat + 8)};
-  const typename Config::Score::Head score_head = Config::Score::head(params.score, work.head, work.batch);
   DqConsumer<Config> self{layout, warpgroup, {}, {}};
-  float dots[kBlockK / 2], d_probs[kBlockK / 2], dq[Config::kHeadDim / 2];
+  float dq[Config::kHeadDim / 2];
 #pragma unroll
   for (int i = 0; i < Config::kHeadDim / 2; ++i) dq[i] = 0.0f;
-
   ptx::mbarrier_wait(layout.queries_full(), 0);
-  if (!blocks.is_empty()) {
-    if (warpgroup + 1 == Config::kWarpgroups) self.pass_turn();  // warpgroup 0 begins
-    self.wait_before_turn();
-    self.take_turn();
-    self.start(dots, d_probs);
-    self.pass_turn();
-    ptx::wgmma_wait<0>();
-    if (ptx::lane_index() == 0) layout.v_ring().release(self.v_at);
-  }
-  ptx::wgmma_touch(dots);
-  ptx::wgmma_touch(d_probs);
-#pragma unroll 1
-  for (int block = blocks.begin; block < blocks.end; ++block) {
-    const int key = block * kBlockK;
-    const bool masked =
-        !all_visible<typename Config::Mask>(params.mask, first_row, kBlockQ, key, kBlockK, params.seqlen_k);
-    const FragmentPlace<false> place{first_row + own_row, key + tile::fragment_col()};
-    dq_step<Config>(params, self, score_head, place, lse, delta, masked, block + 1 == blocks.end, dots, d_probs, dq);
-  }
-
-  if (warpgroup == 0 && !blocks.is_empty()) self.take_turn();  // the last one was passed for nothing: no barrier is left odd
+  dq_blocks(params, self, work, blocks, dq);
 
   // A warpgroup reads only its own rows of the queries: they become the way out without a meeting of both.
   ptx::named_barrier_sync(kBarrierDqFull + warpgroup, tile::kWarpgroupThreads);

@@ -81,8 +81,9 @@ struct FragmentMask {
   }
 };
 
-// One number a query (lse, delta) for each element of a fragment: from shared memory where queries run along the columns,
-// a pair every eight of them, or from registers where they run along the rows, one for each of the thread's two.
+// One number a query (lse, delta) for each element of a fragment: from shared memory where queries run along the
+// columns, a pair every eight of them, or from registers where they run along the rows, one for each of the thread's
+// two.
 struct ColumnStats {
   uint32_t smem;
   CUFLASH_DEVICE explicit ColumnStats(uint32_t block_smem) : smem(block_smem + tile::fragment_col() * 4) {}
@@ -118,7 +119,8 @@ CUFLASH_DEVICE void exponentiate(float (&dots)[kCount], bool masked, const Param
   }
 }
 
-// The same for one element of any other score: returns the probability, dot becomes its derivative by the natural score.
+// The same for one element of any other score: returns the probability, dot becomes its derivative by the natural
+// score.
 template <class Config, class Params, class Place>
 CUFLASH_DEVICE float exponentiate_score(float& dot, const Params& params, const typename Config::Score::Head& head,
                                         const Place& place, int i, float lse_log2) {
@@ -157,8 +159,8 @@ CUFLASH_DEVICE void exponentiate_scores(float (&dots)[kCount], uint32_t (&probs)
   }
 }
 
-// d(score) of one element. A masked entry is selected to zero: its d(prob) may be anything, because the value that it came
-// from may be.
+// d(score) of one element. A masked entry is selected to zero: its d(prob) may be anything, because the value that it
+// came from may be.
 template <bool kMasked>
 CUFLASH_DEVICE float differentiate_one(float derivative, float d_prob, float delta) {
   const float d_score = derivative * (d_prob - delta);

@@ -1,5 +1,5 @@
-// What the Hopper backward kernels find ready: delta = rowsum(d_out * out) - d_lse, lse in log2 units, and zeros where dq
-// is added up. Moves bytes and nothing else, so each thread keeps several loads of 16 bytes in flight.
+// What the Hopper backward kernels find ready: delta = rowsum(d_out * out) - d_lse, lse in log2 units, and zeros where
+// dq is added up. Moves bytes and nothing else, so each thread keeps several loads of 16 bytes in flight.
 #pragma once
 #include "attention/params_sm90_backward.cuh"
 #include "ptx/element_types.cuh"

@@ -1,5 +1,5 @@
-// The loop over queries of the kernels that keep a tile of keys: which steps a block takes, its barriers, and the thread
-// that copies in.
+// The loop over queries of the kernels that keep a tile of keys: which steps a block takes, its barriers, and the
+// thread that copies in.
 #pragma once
 #include "kernels/backward_sm90_parts.cuh"
 
@@ -34,8 +34,8 @@ struct BackwardSteps {
   CUFLASH_DEVICE int count() const { return (last_head - first_head) * (last_block - first_block); }
 };
 
-// The queries of a block, counted from its first, that see any of the keys. The others must not reach dk and dv, not even
-// as zero times NaN: their rows of queries and d_out are cleared where has_others tells so.
+// The queries of a block, counted from its first, that see any of the keys. The others must not reach dk and dv, not
+// even as zero times NaN: their rows of queries and d_out are cleared where has_others tells so.
 template <class Config>
 struct SeenRows {
   int begin, end;
@@ -77,8 +77,8 @@ CUFLASH_DEVICE void load_values(const Params& params, const Layout& layout, cons
                                                        work.block * Config::kBlockK, work.head, work.batch);
 }
 
-// One thread: keys and values once, queries and d_out block by block. What the first product needs comes first: keys and
-// queries, then values and d_out.
+// One thread: keys and values once, queries and d_out block by block. What the first product needs comes first: keys
+// and queries, then values and d_out.
 template <class Config, class Layout, class Params>
 CUFLASH_DEVICE void backward_produce(const Params& params, const Layout& layout, const HeadBlock& work) {
   const BackwardSteps steps = backward_steps<Config>(params, work);

@@ -1,5 +1,5 @@
-// What the backward needs of a warpgroup beyond the forward's two products: products that read a tile of d(scores) or of
-// keys along its rows, and the ways of accumulators into shared memory and from there to global memory.
+// What the backward needs of a warpgroup beyond the forward's two products: products that read a tile of d(scores) or
+// of keys along its rows, and the ways of accumulators into shared memory and from there to global memory.
 #pragma once
 #include "ptx/barrier.cuh"
 #include "ptx/ldmatrix.cuh"
@@ -139,7 +139,8 @@ CUFLASH_DEVICE void clear_nonfinite(uint32_t smem, int thread) {
   }
 }
 
-// Zeros in the rows of a tile outside [begin, end); kThreads threads share the work. Whole rows, so the swizzle is no matter.
+// Zeros in the rows of a tile outside [begin, end); kThreads threads share the work. Whole rows, so the swizzle is no
+// matter.
 template <class Tile, int kThreads>
 CUFLASH_DEVICE void clear_rows_outside(uint32_t tile_smem, int begin, int end, int thread) {
   constexpr int kPieces = kSlabRowBytes / 16, kRows = Tile::kSlabBytes / kSlabRowBytes;
@@ -152,7 +153,8 @@ CUFLASH_DEVICE void clear_rows_outside(uint32_t tile_smem, int begin, int end, i
 
 // A tile's worth of boxes of 64 columns: one load a slab, all reporting to the same barrier.
 template <int kRows, int kCols>
-CUFLASH_DEVICE void load_slabs(uint32_t tile_smem, const TensorMap* map, uint32_t barrier, int row, int head, int batch) {
+CUFLASH_DEVICE void load_slabs(uint32_t tile_smem, const TensorMap* map, uint32_t barrier, int row, int head,
+                               int batch) {
   using Tile = SlabTile<kRows, kCols>;
 #pragma unroll
   for (int slab = 0; slab < Tile::kSlabs; ++slab) {

@@ -55,12 +55,17 @@ CUFLASH_DEVICE void multiply_add(float (&c)[4], const Operand<Element>& a, const
   ptx::mma_m16n8k16<Element>(c, a.words, b.words[2 * half], b.words[2 * half + 1]);
 }
 
-// Three products of tf32 halves give float32 accuracy: what is dropped, small * small, is 2^-22 of the product. The
-// small ones come first, while the sum is small too.
+// Three products of tf32 halves give float32 accuracy: what is dropped, small * small, is 2^-24 of the product. The
+// small ones come first, while the sum is small too. The tensor core rounds its sums toward zero, which over many steps
+// into one accumulator adds up to some hundred units; so each step has a sum of its own, which a float32 addition, to
+// nearest, brings home.
 CUFLASH_DEVICE void multiply_add(float (&c)[4], const Operand<float>& a, const Operand<float>& b, int half) {
-  ptx::mma_m16n8k8_tf32(c, a.small, b.big[2 * half], b.big[2 * half + 1]);
-  ptx::mma_m16n8k8_tf32(c, a.big, b.small[2 * half], b.small[2 * half + 1]);
-  ptx::mma_m16n8k8_tf32(c, a.big, b.big[2 * half], b.big[2 * half + 1]);
+  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  ptx::mma_m16n8k8_tf32(sum, a.small, b.big[2 * half], b.big[2 * half + 1]);
+  ptx::mma_m16n8k8_tf32(sum, a.big, b.small[2 * half], b.small[2 * half + 1]);
+  ptx::mma_m16n8k8_tf32(sum, a.big, b.big[2 * half], b.big[2 * half + 1]);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) c[i] += sum[i];
 }
 
 // Bits that are all ones in an infinite or NaN element and in no other, for each element of a 32-bit word, and what

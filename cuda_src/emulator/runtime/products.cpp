@@ -1,6 +1,8 @@
 // mma.sync: gathers the fragments of 32 lanes, multiplies, and scatters the sums back.
 #include "emulator/runtime/products.h"
 
+#include <cmath>
+
 #ifdef __F16C__
 #include <immintrin.h>
 #endif
@@ -53,13 +55,29 @@ struct Operands {
   alignas(64) float a[16][kDepth], b[kDepth][8], c[16][8];
 };
 
-template <int kDepth>
-static void finish(Operands<kDepth>& x, void** lanes) {
-  for (int lane = 0; lane < 32; ++lane) {
-    const float* c = static_cast<Fragments*>(lanes[lane])->c;
-    std::memcpy(&x.c[lane / 4][lane % 4 * 2], c, 8);
-    std::memcpy(&x.c[lane / 4 + 8][lane % 4 * 2], c + 2, 8);
+// Toward zero, as the tensor core rounds its sums: many sums of one sign then drift by half a unit each, which a kernel
+// that promises float32 accuracy must not let happen.
+static float truncated(double value) {
+  const float nearest = static_cast<float>(value);
+  if (!(std::fabs(static_cast<double>(nearest)) > std::fabs(value)) || std::isinf(nearest)) return nearest;
+  return float_from_bits(bits_from_float(nearest) - 1);
+}
+
+// c += a * b for tf32: exact products, one exact sum, one rounding.
+static void multiply(Operands<8>& x) {
+  for (int row = 0; row < 16; ++row) {
+    double sums[8];
+    for (int n = 0; n < 8; ++n) sums[n] = x.c[row][n];
+    for (int k = 0; k < 8; ++k) {
+      for (int n = 0; n < 8; ++n) sums[n] += static_cast<double>(x.a[row][k]) * x.b[k][n];
+    }
+    for (int n = 0; n < 8; ++n) x.c[row][n] = truncated(sums[n]);
   }
+}
+
+// c += a * b for 16-bit elements, whose own rounding is far above that of the sums.
+static void multiply(Operands<16>& x) {
+  constexpr int kDepth = 16;
   const auto* b = reinterpret_cast<const Line*>(x.b);
   auto* c = reinterpret_cast<Line*>(x.c);
   for (int row = 0; row < 16; row += 4) {  // four rows hide the latency of one another's sums
@@ -71,6 +89,16 @@ static void finish(Operands<kDepth>& x, void** lanes) {
     }
     for (int i = 0; i < 4; ++i) c[row + i] += sums[i];
   }
+}
+
+template <int kDepth>
+static void finish(Operands<kDepth>& x, void** lanes) {
+  for (int lane = 0; lane < 32; ++lane) {
+    const float* c = static_cast<Fragments*>(lanes[lane])->c;
+    std::memcpy(&x.c[lane / 4][lane % 4 * 2], c, 8);
+    std::memcpy(&x.c[lane / 4 + 8][lane % 4 * 2], c + 2, 8);
+  }
+  multiply(x);
   for (int lane = 0; lane < 32; ++lane) {
     float* c = static_cast<Fragments*>(lanes[lane])->c;
     std::memcpy(c, &x.c[lane / 4][lane % 4 * 2], 8);

@@ -49,23 +49,31 @@ struct Operand<float> {
   }
 };
 
+// How many products meet in one accumulator. The tensor core rounds its sums toward zero: over the whole of a sequence
+// (long) that drifts by some hundred units of float32, over one tile (short) by a few. It matters to float32 alone.
+enum class Chain { kShort, kLong };
+constexpr Chain chain_of(int depth) { return depth <= 128 ? Chain::kShort : Chain::kLong; }
+
 // c [16, 8] += a [16, kDepth] * b [kDepth, 8], where b is one half of a 16-column operand.
-template <class Element>
+template <Chain kChain = Chain::kLong, class Element>
 CUFLASH_DEVICE void multiply_add(float (&c)[4], const Operand<Element>& a, const Operand<Element>& b, int half) {
   ptx::mma_m16n8k16<Element>(c, a.words, b.words[2 * half], b.words[2 * half + 1]);
 }
 
 // Three products of tf32 halves give float32 accuracy: what is dropped, small * small, is 2^-24 of the product. The
-// small ones come first, while the sum is small too. The tensor core rounds its sums toward zero, which over many steps
-// into one accumulator adds up to some hundred units; so each step has a sum of its own, which a float32 addition, to
-// nearest, brings home.
+// small ones come first, while the sum is small too. A long chain gives each step a sum of its own, which a float32
+// addition, to nearest, brings home.
+template <Chain kChain = Chain::kLong>
 CUFLASH_DEVICE void multiply_add(float (&c)[4], const Operand<float>& a, const Operand<float>& b, int half) {
-  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  float fresh[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  float(&sum)[4] = kChain == Chain::kLong ? fresh : c;
   ptx::mma_m16n8k8_tf32(sum, a.small, b.big[2 * half], b.big[2 * half + 1]);
   ptx::mma_m16n8k8_tf32(sum, a.big, b.small[2 * half], b.small[2 * half + 1]);
   ptx::mma_m16n8k8_tf32(sum, a.big, b.big[2 * half], b.big[2 * half + 1]);
+  if constexpr (kChain == Chain::kLong) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) c[i] += sum[i];
+    for (int i = 0; i < 4; ++i) c[i] += fresh[i];
+  }
 }
 
 // Bits that are all ones in an infinite or NaN element and in no other, for each element of a 32-bit word, and what

@@ -4,14 +4,39 @@
 
 namespace cuflash::tile {
 
+// The same product, each operand fetched when it is needed.
+template <class Element, int kSteps, Chain kChain, class C, class A, class B>
+CUFLASH_DEVICE void gemm_in_order(C& c, A& a, B& b) {
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    Operand<Element> a_frag[C::kRowTiles];
+#pragma unroll
+    for (int m = 0; m < C::kRowTiles; ++m) a_frag[m] = a(m, step);
+#pragma unroll
+    for (int pair = 0; pair < C::kColTiles / 2; ++pair) {
+      const Operand<Element> b_frag = b(pair, step);
+#pragma unroll
+      for (int m = 0; m < C::kRowTiles; ++m) {
+        multiply_add<kChain>(c.values[m][2 * pair], a_frag[m], b_frag, 0);
+        multiply_add<kChain>(c.values[m][2 * pair + 1], a_frag[m], b_frag, 1);
+      }
+    }
+  }
+}
+
 // c [16 m, 8 n] += a [16 m, depth] * b [depth, 8 n], depth = kSteps * Operand::kDepth. a(row_tile, step) and
 // b(col_pair, step) return operands: readers of shared memory, or functions that make them from registers.
 // Each b is fetched before the products of the one before it are issued, and the a's of a step before the products of
-// the step before, so that loads (and, for probabilities, exponentials) run in the shadow of products.
-template <class Element, int kSteps, class C, class A, class B>
+// the step before, so that loads (and, for probabilities, exponentials) run in the shadow of products. Not for float32:
+// its operands take twice the registers and its products, six a pair, cast a shadow long enough without.
+template <class Element, int kSteps, Chain kChain = Chain::kLong, class C, class A, class B>
 CUFLASH_DEVICE void gemm(C& c, A&& a, B&& b) {
   constexpr int kPairs = C::kColTiles / 2;
   static_assert(C::kColTiles % 2 == 0, "columns come in pairs of 8");
+  if constexpr (sizeof(Element) == 4) {
+    gemm_in_order<Element, kSteps, kChain>(c, a, b);
+    return;
+  }
   Operand<Element> a_frag[2][C::kRowTiles], b_frag[2];
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) a_frag[0][m] = a(m, 0);
@@ -29,8 +54,8 @@ CUFLASH_DEVICE void gemm(C& c, A&& a, B&& b) {
       }
 #pragma unroll
       for (int m = 0; m < C::kRowTiles; ++m) {
-        multiply_add(c.values[m][2 * pair], a_frag[step % 2][m], b_frag[count % 2], 0);
-        multiply_add(c.values[m][2 * pair + 1], a_frag[step % 2][m], b_frag[count % 2], 1);
+        multiply_add<kChain>(c.values[m][2 * pair], a_frag[step % 2][m], b_frag[count % 2], 0);
+        multiply_add<kChain>(c.values[m][2 * pair + 1], a_frag[step % 2][m], b_frag[count % 2], 1);
       }
     }
   }

@@ -74,3 +74,12 @@ def test_gradients_of_special_inputs_stay_where_they_are_seen(device: Place, det
     assert np.isnan(found["dq"][:, 40, 1]).all()
     if deterministic:
         assert np.array_equal(found["dq"][:, :40], clean["dq"][:, :40])
+
+
+@FORMS
+def test_long_float32_sums_do_not_drift(device: Place, deterministic: bool) -> None:
+    """Sums of one sign over many steps: rounding toward zero, as the tensor core does, would add up."""
+    arrays = case(dense(1, 1, 1, 400, 400, 16, dtype="float32"), 4)
+    for name in ("v", "d_out"):
+        arrays[name] = abs(arrays[name]) + np.float32(1)
+    assert_right(device.both(arrays, deterministic=deterministic), arrays)

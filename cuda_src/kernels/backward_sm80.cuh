@@ -107,10 +107,10 @@ struct BackwardBlock {
   // S^T = K Q^T and dP^T = V dO^T of one part of the queries.
   CUFLASH_DEVICE void make_scores(Pairs& scores, Pairs& d_probs, uint32_t stage, int first_col) const {
     scores.clear();
-    tile::gemm<Element, Config::kHeadDim / kDepth, tile::chain_of(Config::kHeadDim)>(scores, tile::AReader<typename Layout::KTile>(shared, warp_key),
+    tile::gemm<Element, Config::kHeadDim / kDepth>(scores, tile::AReader<typename Layout::KTile>(shared, warp_key),
                                                    tile::BReader<typename Layout::QTile>(stage, first_col));
     d_probs.clear();
-    tile::gemm<Element, Config::kHeadDimV / kDepth, tile::chain_of(Config::kHeadDimV)>(
+    tile::gemm<Element, Config::kHeadDimV / kDepth>(
         d_probs, tile::AReader<typename Layout::VTile>(shared + Layout::kValues, warp_key),
         tile::BReader<typename Layout::DOutTile>(stage + Layout::kDOut, first_col));
   }

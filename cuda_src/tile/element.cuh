@@ -50,9 +50,9 @@ struct Operand<float> {
 };
 
 // How many products meet in one accumulator. The tensor core rounds its sums toward zero: over the whole of a sequence
-// (long) that drifts by some hundred units of float32, over one tile (short) by a few. It matters to float32 alone.
+// (long) that drifts by some hundred units of float32, over one tile (short) by a few, which may be too many where an
+// exponential follows. It matters to float32 alone.
 enum class Chain { kShort, kLong };
-constexpr Chain chain_of(int depth) { return depth <= 128 ? Chain::kShort : Chain::kLong; }
 
 // c [16, 8] += a [16, kDepth] * b [kDepth, 8], where b is one half of a 16-column operand.
 template <Chain kChain = Chain::kLong, class Element>

@@ -39,7 +39,6 @@ class ForwardTile:
     warps: int
     stages: int  # buffers each for keys and values
     query_registers: int = 0  # registers a thread may spend on holding queries
-    parks: bool = False  # two addresses a thread wait in shared memory, where accumulators leave no registers for them
 
     @property
     def head_dim_grain(self) -> int:
@@ -49,8 +48,7 @@ class ForwardTile:
     def shared_bytes(self, head_dim: int, head_dim_v: int, itemsize: int) -> int:
         """Shared memory of one block for padded head dims; the output takes the place of what was read."""
         tiles = self.block_q * head_dim + self.stages * self.block_k * (head_dim + head_dim_v)
-        parked = 32 * self.warps * 16 if self.parks else 0
-        return max(tiles * itemsize + parked, self.block_q * head_dim_v * itemsize)
+        return max(tiles, self.block_q * head_dim_v) * itemsize
 
 
 @dataclass(frozen=True)
@@ -99,27 +97,20 @@ class DqTile:
 
 @dataclass(frozen=True)
 class Row(Generic[Tile]):
-    """A tile for head dims up to ``head_dim`` (both), elements of ``itemsize`` bytes, where ``blocks`` of it fit."""
+    """A tile for head dims up to ``head_dim`` (both), elements of ``itemsize`` bytes."""
 
     head_dim: int
     itemsize: int
     tile: Tile
     reason: str
-    blocks: int = 1  # that one multiprocessor must hold at once for the tile to pay
 
 
 # Figures are TFLOP/s on an H200 (bfloat16, or float32 where said), full attention, seqlen 2048 and 8192, against
 # torch's FlashAttention-2 (float32: its memory-efficient kernel) in the same run.
 FORWARD = (
-    Row(64, 2, ForwardTile(128, 64, 4, 2, 64), "348, 379; torch 276, 304; one stage 326, 357", 2),
-    Row(96, 2, ForwardTile(128, 64, 4, 2), "as at 128", 2),
-    Row(128, 2, ForwardTile(128, 64, 4, 2, 0, True), "392, 413 with addresses spilled, not parked; torch 336, 353", 2),
-    Row(128, 2, ForwardTile(128, 48, 4, 2), "380, 397; 163 KiB", 2),
-    Row(96, 2, ForwardTile(128, 64, 4, 1), "one stage; 99 KiB; not timed", 2),
-    Row(128, 2, ForwardTile(128, 32, 4, 1), "345, 360; 99 KiB", 2),
-    Row(256, 2, ForwardTile(64, 64, 4, 1), "295, 317 at 256; torch 291, 319", 2),
-    Row(256, 2, ForwardTile(128, 64, 8, 1), "278, 303 at 256; 163 KiB"),
-    Row(256, 2, ForwardTile(128, 32, 8, 1), "99 KiB; not timed"),
+    Row(64, 2, ForwardTile(128, 64, 4, 2, 64), "348, 379; torch 276, 304; one stage 326, 357"),
+    Row(128, 2, ForwardTile(128, 48, 4, 2), "380, 397; torch 336, 353; 64 keys spill, 32 keys 365, 387"),
+    Row(256, 2, ForwardTile(64, 64, 4, 1), "295, 317; torch 291, 319; 128 rows in 8 warps 278, 303"),
     # float32 before its steps had sums of their own; these tiles are the fastest that do not spill since.
     Row(64, 4, ForwardTile(64, 32, 4, 2), "56; torch 35"),
     Row(128, 4, ForwardTile(64, 16, 4, 2), "51; torch 45; 32 keys 57 and now spill"),
@@ -164,8 +155,7 @@ def choose(rows: tuple[Row[Tile], ...], problem: Problem, device: Device, operat
             continue
         head_dim, head_dim_v = (padded(dim, row.tile.head_dim_grain) for dim in (problem.head_dim, problem.head_dim_v))
         needs.append(row.tile.shared_bytes(head_dim, head_dim_v, itemsize))
-        # The system keeps one KiB of each block; a multiprocessor has one KiB more than a block may ask for.
-        if row.blocks * (needs[-1] + KIB) <= device.shared_limit + KIB:
+        if needs[-1] <= device.shared_limit:
             return row
     capability = ".".join(map(str, device.capability))
     rule = (

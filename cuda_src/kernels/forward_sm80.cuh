@@ -5,8 +5,8 @@
 #include "attention/scores/score.cuh"
 #include "attention/softmax.cuh"
 #include "kernels/forward_sm80_layout.cuh"
-#include "kernels/forward_sm80_store.cuh"
 #include "ptx/barrier.cuh"
+#include "tile/store.cuh"
 #include "tile/visible_gemm.cuh"
 
 namespace cuflash {
@@ -78,16 +78,6 @@ struct ForwardBlock {
         head_of<Element>(params.q, params.q_strides, position.batch, position.head), params.q_strides.row,
         params.q_strides.dim, params.head_dim);
     q_copy.load_between(shared, first_row, 0, params.seqlen_q);
-  }
-
-  // This thread's share of copying keys, of copying values.
-  CUFLASH_DEVICE auto copy_of_keys() const {
-    if constexpr (Config::kParksSources) return k_copy.from(Layout::ParkedSources::get(shared + Layout::kEnd).k);
-    else return k_copy;
-  }
-  CUFLASH_DEVICE auto copy_of_values() const {
-    if constexpr (Config::kParksSources) return v_copy.from(Layout::ParkedSources::get(shared + Layout::kEnd).v);
-    else return v_copy;
   }
 
   // Keys or values of one block. Rows that no query of this block sees become zeros: they may hold anything.
@@ -189,8 +179,7 @@ struct ForwardBlock {
   }
 
   // P = softmax numerators of one block, from scores to operands; adds to the row sums. Blocks that are masked, and the
-  // first of a row, look up their maximum. Others do without, and are done again in the rare case that a base is too
-  // low.
+  // first of a row, look up their maximum. Others do without, and are done again in the rare case that a base is too low.
   template <bool kMasked>
   CUFLASH_DEVICE void make_probabilities(int k_block) {
     float part[kLaneRows];
@@ -252,18 +241,18 @@ struct ForwardBlock {
     if constexpr (Config::kStages == 1) {
       ptx::cp_async_wait<0>();
       ptx::sync_cta();  // these keys are in place, and all warps have read the values that the next ones replace
-      load<kMasked>(copy_of_values(), v_smem(k_block), k_block);
+      load<kMasked>(v_copy, v_smem(k_block), k_block);
       ptx::cp_async_commit();
       make_probabilities<kMasked>(k_block);
       has_nonfinite = wait_for_values<kMasked>(k_block);  // and all warps have read the keys that the next ones replace
-      if (k_block > first_block) load<kMasked>(copy_of_keys(), k_smem(k_block - 1), k_block - 1);
+      if (k_block > first_block) load<kMasked>(k_copy, k_smem(k_block - 1), k_block - 1);
       ptx::cp_async_commit();
     } else {
       // This stage is in place, and all warps have read the other one, which the next copies replace.
       has_nonfinite = wait_for_values<kMasked>(k_block);
       if (k_block > first_block) {
-        load<kMasked>(copy_of_keys(), k_smem(k_block - 1), k_block - 1);
-        load<kMasked>(copy_of_values(), v_smem(k_block - 1), k_block - 1);
+        load<kMasked>(k_copy, k_smem(k_block - 1), k_block - 1);
+        load<kMasked>(v_copy, v_smem(k_block - 1), k_block - 1);
       }
       ptx::cp_async_commit();
       make_probabilities<kMasked>(k_block);
@@ -282,9 +271,6 @@ struct ForwardBlock {
     int full_end = ptx::min(full.end / kBlockK, end_block);
     if (full_begin >= full_end) full_begin = full_end = first_block;
 
-    if constexpr (Config::kParksSources) {
-      Layout::ParkedSources::put(shared + Layout::kEnd, {k_copy.thread_gmem, v_copy.thread_gmem});
-    }
     load_queries();
     int k_block = end_block - 1;
     load<true>(k_copy, k_smem(k_block), k_block);
@@ -313,14 +299,43 @@ struct ForwardBlock {
       masked_end = first_block;
     }
   }
+
+  // Divides by the row sums and writes the output and the logarithms of the sums. `place` is the block's position,
+  // worked out anew: nothing of it needs a register while keys are visited.
+  CUFLASH_DEVICE void store(const BlockPosition& place) {
+    const int first = place.row_block * Config::kBlockQ;
+    const int rows = ptx::min(Config::kBlockQ, params.seqlen_q - first);
+    const int64_t head = static_cast<int64_t>(place.batch) * params.num_q_heads + place.head;
+    float* lse_gmem = params.lse + head * params.seqlen_q + first;
+#pragma unroll
+    for (int lane_row = 0; lane_row < kLaneRows; ++lane_row) {
+      const float sum = tile::quad_sum(softmax.sum[lane_row]);
+      const float inverse = normalizer(sum);
+      if constexpr (sizeof(Element) == 4) {
+        out.for_row(lane_row, [&](float& value) { value = quotient(value, sum, inverse); });
+      } else {
+        out.scale_row(lane_row, inverse);
+      }
+      const int row = warp_first_row + Out::row_of(lane_row);
+      if (tile::leads_quad() && row < rows) {
+        ptx::store_global(lse_gmem + row, log_sum_exp(softmax.base[lane_row], sum));
+      }
+    }
+    ptx::sync_cta();  // all warps have read queries, keys and values, whose place the output takes
+    tile::put<typename Layout::OutTile>(shared, warp_first_row, out);
+    ptx::sync_warp();  // the warp's rows are in place; no other warp reads them
+    Element* out_gmem = head_of<Element>(params.out, params.out_strides, place.batch, place.head) +
+                        first * params.out_strides.row;
+    tile::store_rows<typename Layout::OutTile, Layout::kWarpRows, Config::kStoreBytes>(
+        shared, warp_first_row, out_gmem, params.out_strides.row, params.out_strides.dim, rows, params.head_dim_v);
+  }
 };
 
 template <class Config>
 CUFLASH_DEVICE void forward_sm80(const ForwardParams<typename Config::Mask, typename Config::Score>& params) {
   ForwardBlock<Config> block(params, forward_position<Config>(params, ptx::block_index()));
   block.run();
-  store_forward<Config>(params, forward_position<Config>(params, ptx::block_index_again()), block.shared, block.out,
-                        block.softmax);
+  block.store(forward_position<Config>(params, ptx::block_index_again()));
 }
 
 }  // namespace cuflash

@@ -3,7 +3,6 @@
 #include "attention/sequence.cuh"
 #include "ptx/special_registers.cuh"
 #include "tile/copy.cuh"
-#include "tile/parked.cuh"
 #include "tile/shared_tile.cuh"
 
 namespace cuflash {
@@ -28,16 +27,7 @@ struct ForwardLayout {
   static constexpr int kKeys = QTile::kBytes;  // bytes from the start; queries, and later the output, start at 0
   static constexpr int kValues = kKeys + Config::kStages * KTile::kBytes;
   static constexpr int kEnd = kValues + Config::kStages * VTile::kBytes;
-
-  // Where keys and values lie in memory, for one thread. A Config whose accumulators leave no registers for that parks
-  // it behind the tiles.
-  struct alignas(16) Sources {
-    const Element* k;
-    const Element* v;
-  };
-  using ParkedSources = tile::Parked<Sources>;
-  static constexpr int kParkedEnd = kEnd + (Config::kParksSources ? kThreads * ParkedSources::kBytes : 0);
-  static constexpr int kSharedBytes = kParkedEnd > OutTile::kBytes ? kParkedEnd : OutTile::kBytes;
+  static constexpr int kSharedBytes = kEnd > OutTile::kBytes ? kEnd : OutTile::kBytes;
 
   template <class Tile>
   using Copy = tile::TileCopy<Tile, kThreads, Config::kCopyBytes, Config::kPartialDims>;

@@ -38,13 +38,6 @@ struct TileCopy {
     valid_bytes = cols * kElementBytes - thread_byte();
   }
 
-  // The same share of another place in memory.
-  CUFLASH_DEVICE TileCopy from(const Element* thread_gmem) const {
-    TileCopy copy = *this;
-    copy.thread_gmem = thread_gmem;
-    return copy;
-  }
-
   // Rows [first_row, first_row + kRows), all of which exist.
   CUFLASH_DEVICE void load(uint32_t tile_smem, int first_row) const { copy<false>(tile_smem, first_row, 0, 0); }
 

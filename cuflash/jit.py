@@ -101,7 +101,9 @@ def compile_cubin(variant: Variant, target: str) -> Cubin:
         report = ("--ptxas-options=-v", "--ptxas-options=--warn-on-spills")
         # RawModule adds this one by itself: constexpr functions need no annotation.
         nvrtc.compileProgram(program, (*options(target), "--device-as-default-execution-space", *report))
-        return Cubin(variant.symbol, target, nvrtc.getCUBIN(program), nvrtc.getProgramLog(program))
+        # CuPy's binding takes the image for a C string and drops its last byte, a zero of the last table.
+        image = nvrtc.getCUBIN(program) + b"\0"
+        return Cubin(variant.symbol, target, image, nvrtc.getProgramLog(program))
     except nvrtc.NVRTCError as error:
         log = nvrtc.getProgramLog(program) or str(error)
         raise CompileError(variant.symbol, target, log, _reproduce(variant, target)) from error

@@ -111,7 +111,7 @@ struct ForwardBlock {
   CUFLASH_DEVICE void make_scores(int k_block, Scores& scores) const {
     scores.clear();
     const auto keys_of_stage = k_reader.moved(stage_of(k_block) * Layout::KTile::kBytes);
-    tile::gemm<Element, Config::kHeadDim / kDepth>(
+    tile::gemm<Element, Config::kHeadDim / kDepth, tile::Chain::kLong, tile::kScoreUnroll>(
         scores,
         [&](int m, int step) {
           if constexpr (Layout::kQueryInRegisters) return q_frag[m][step];

@@ -148,11 +148,11 @@ struct BackwardDqBlock {
   CUFLASH_DEVICE void take_keys(int k_block, uint32_t stage, bool is_masked, bool is_careful) {
     Pairs scores, d_probs;
     scores.clear();
-    tile::gemm<Element, Config::kHeadDim / kDepth>(
+    tile::gemm<Element, Config::kHeadDim / kDepth, tile::Chain::kLong, tile::kScoreUnroll>(
         scores, tile::AReader<typename Layout::QTile>(shared, warp_first_row),
         tile::BReader<typename Layout::KTile>(stage));
     d_probs.clear();
-    tile::gemm<Element, Config::kHeadDimV / kDepth>(
+    tile::gemm<Element, Config::kHeadDimV / kDepth, tile::Chain::kLong, tile::kScoreUnroll>(
         d_probs, tile::AReader<typename Layout::DOutTile>(shared + Layout::kDOut, warp_first_row),
         tile::BReader<typename Layout::VTile>(stage + Layout::kValues));
     if (is_masked) {

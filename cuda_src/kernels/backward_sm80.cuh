@@ -42,7 +42,7 @@ struct BackwardBlock {
   const int group;     // query heads that share this key head
   const int warp_key;  // first of the warp's keys, in the block
   const int warp_d;    // the warp's turn among those that share its keys
-  const Range queries, full_queries;
+  const Range queries;
   typename Score::Head head;
   bool keys_nonfinite = false;  // whether this thread has copied a key that is not finite
   tile::Accumulator<Layout::kRowTiles, Config::kHeadDim / kWarpsD / 8> dk;
@@ -55,9 +55,8 @@ struct BackwardBlock {
         first_key(position.row_block * kBlockK),
         group(params.num_q_heads / params.num_kv_heads),
         warp_key(static_cast<int>(ptx::warp_index()) % Layout::kWarpsK * kWarpKeys),
-        warp_d(static_cast<int>(ptx::warp_index()) / Layout::kWarpsK),
-        queries(Mask::query_range(params.mask, first_key, last_key(), params.seqlen_q)),
-        full_queries(Mask::full_query_range(params.mask, first_key, last_key(), params.seqlen_q)) {}
+        warp_d(Layout::kInRegisters ? 0 : static_cast<int>(ptx::warp_index()) / Layout::kWarpsK),
+        queries(Mask::query_range(params.mask, first_key, last_key(), params.seqlen_q)) {}
 
   CUFLASH_DEVICE int last_key() const { return ptx::min(first_key + kBlockK, params.seqlen_k) - 1; }
   CUFLASH_DEVICE int q_head(const Step& step) const { return position.head * group + step.head_in_group; }
@@ -100,17 +99,20 @@ struct BackwardBlock {
   // zeros and their lse of +inf make them harmless without a mask.
   CUFLASH_DEVICE bool is_masked(const Step& step) const {
     const int first_row = step.q_block * kBlockQ;
-    return first_key + kBlockK > params.seqlen_k || first_row < full_queries.begin ||
-           ptx::min(first_row + kBlockQ, params.seqlen_q) > full_queries.end;
+    const int first = ptx::opaque(first_key);  // worked out anew at each step: sums leave no registers to keep it
+    const int last = ptx::min(first + kBlockK, params.seqlen_k) - 1;
+    const Range full = Mask::full_query_range(params.mask, first, last, params.seqlen_q);
+    return first + kBlockK > params.seqlen_k || first_row < full.begin ||
+           ptx::min(first_row + kBlockQ, params.seqlen_q) > full.end;
   }
 
   // S^T = K Q^T and dP^T = V dO^T of one part of the queries.
   CUFLASH_DEVICE void make_scores(Pairs& scores, Pairs& d_probs, uint32_t stage, int first_col) const {
     scores.clear();
-    tile::gemm<Element, Config::kHeadDim / kDepth>(scores, tile::AReader<typename Layout::KTile>(shared, warp_key),
+    tile::gemm<Element, Config::kHeadDim / kDepth, tile::Chain::kLong, tile::kScoreUnroll>(scores, tile::AReader<typename Layout::KTile>(shared, warp_key),
                                                    tile::BReader<typename Layout::QTile>(stage, first_col));
     d_probs.clear();
-    tile::gemm<Element, Config::kHeadDimV / kDepth>(
+    tile::gemm<Element, Config::kHeadDimV / kDepth, tile::Chain::kLong, tile::kScoreUnroll>(
         d_probs, tile::AReader<typename Layout::VTile>(shared + Layout::kValues, warp_key),
         tile::BReader<typename Layout::DOutTile>(stage + Layout::kDOut, first_col));
   }
@@ -240,7 +242,8 @@ struct BackwardBlock {
     if constexpr (Config::kStages == 2) load_next();
     const uint32_t stage_address = stage_smem(stage);
     if constexpr (Layout::kInRegisters) {
-#pragma unroll
+      // Two parts at a time hide each other's latency; more would ask for more registers than there are.
+#pragma unroll 2
       for (int part = 0; part < Layout::kParts; ++part) {
         make_part(stage_address, step, is_masked, is_careful, part * Layout::kPartQ);
       }
@@ -313,26 +316,6 @@ struct BackwardBlock {
     store_tile<typename Layout::VTile>(shared + Layout::kValues, params.dv, params.dv_strides, params.head_dim_v);
   }
 };
-
-// Blocks of keys of one head are neighbours. Where later queries see more, the first keys are seen by most queries:
-// they are taken first, head by head within sections whose queries fit the second-level cache.
-template <class Config, class Params>
-CUFLASH_DEVICE BlockPosition backward_position(const Params& params) {
-  if constexpr (Config::Mask::kGrows) {
-    constexpr int kBytes = (Config::kHeadDim + Config::kHeadDimV) * sizeof(typename Config::Element) +
-                           (Config::kAccumulateDq ? Config::kHeadDim * 4 : 0);
-    const int group = params.num_q_heads / params.num_kv_heads;
-    const int batch_heads = params.batch * params.num_kv_heads;
-    const int rows = tile::smaller(params.seqlen_q, 1 << 20) * tile::smaller(group, 1 << 10);
-    BlockPosition position =
-        position_longest_first(ptx::block_index(), params.num_k_blocks, params.num_kv_heads, batch_heads,
-                               heads_per_section<kBytes>(rows, 1, batch_heads));
-    position.row_block = params.num_k_blocks - 1 - position.row_block;
-    return position;
-  } else {
-    return position_by_head(ptx::block_index(), params.num_k_blocks, params.num_kv_heads);
-  }
-}
 
 template <class Config>
 CUFLASH_DEVICE void backward_sm80(const BackwardParams<typename Config::Mask, typename Config::Score>& params) {

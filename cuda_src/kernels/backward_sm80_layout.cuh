@@ -1,7 +1,9 @@
-// How the warps of backward_sm80 share a block and where its tiles lie in shared memory.
+// Which block of backward_sm80 does what, how its warps share it, and where its tiles lie in shared memory.
 #pragma once
 #include "attention/masks/mask.cuh"
 #include "attention/scores/score.cuh"
+#include "attention/sequence.cuh"
+#include "ptx/special_registers.cuh"
 #include "tile/copy.cuh"
 #include "tile/finite.cuh"
 #include "tile/gemm.cuh"
@@ -79,5 +81,29 @@ struct BackwardLayout {
   static constexpr int kSharedBytes = kProbs + (kInRegisters ? 0 : PairTile::kBytes);
   static_assert(kBlockQ % 16 == 0 && kStageBytes % 128 == 0, "swizzled tiles start at multiples of 128 bytes");
 };
+
+// Blocks that a section has at least: fewer do not fill a large GPU, and then its longest blocks would start last.
+inline constexpr int kSectionBlocks = 256;
+
+// Blocks of keys of one head are neighbours. Where later queries see more, the first keys are seen by most queries:
+// they are taken first, head by head within sections whose queries fit the second-level cache.
+template <class Config, class Params>
+CUFLASH_DEVICE BlockPosition backward_position(const Params& params) {
+  if constexpr (Config::Mask::kGrows) {
+    constexpr int kBytes = (Config::kHeadDim + Config::kHeadDimV) * sizeof(typename Config::Element) +
+                           (Config::kAccumulateDq ? Config::kHeadDim * 4 : 0);
+    const int group = params.num_q_heads / params.num_kv_heads;
+    const int batch_heads = params.batch * params.num_kv_heads;
+    const int rows = tile::smaller(params.seqlen_q, 1 << 20) * tile::smaller(group, 1 << 10);
+    const int heads = tile::larger(heads_per_section<kBytes>(rows, 1, batch_heads),
+                                   tile::ceil_div(kSectionBlocks, params.num_k_blocks));
+    BlockPosition position =
+        position_longest_first(ptx::block_index(), params.num_k_blocks, params.num_kv_heads, batch_heads, heads);
+    position.row_block = params.num_k_blocks - 1 - position.row_block;
+    return position;
+  } else {
+    return position_by_head(ptx::block_index(), params.num_k_blocks, params.num_kv_heads);
+  }
+}
 
 }  // namespace cuflash

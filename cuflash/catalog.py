@@ -128,7 +128,7 @@ def compile_many(jobs: Iterable[tuple[Variant, str]], out: Path | None) -> Itera
 def compile_one(variant: Variant, target: str, out: Path | None) -> dict[str, Any]:
     """Compiles a kernel through NVRTC, no GPU needed, and writes the cubin into ``out`` if given.
 
-    A refusal is told in ``error``; ``ok`` is False for it, and for a kernel that spills registers.
+    A refusal is told in ``error`` and makes ``ok`` False; spilled registers are told in ``spill_bytes``.
     """
     begin = time.perf_counter()
     row: dict[str, Any] = {
@@ -148,7 +148,7 @@ def compile_one(variant: Variant, target: str, out: Path | None) -> dict[str, An
     except CompileError as error:
         row |= {"log": error.log, "error": str(error)}
     row |= resources_in(row["log"])
-    return row | {"seconds": time.perf_counter() - begin, "ok": not row["error"] and not row["spill_bytes"]}
+    return row | {"seconds": time.perf_counter() - begin, "ok": not row["error"]}
 
 
 def resources_in(log: str) -> dict[str, int]:

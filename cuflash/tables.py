@@ -149,7 +149,7 @@ def compile_table(rows: Iterable[Mapping[str, Any]]) -> Table:
     for column in ("kernel", "target", "KiB", "registers", "spills", "seconds", "verdict"):
         table.add_column(column, justify="left" if column in ("kernel", "target", "verdict") else "right")
     for row in rows:
-        verdict = f"{GOOD}ok[/]" if row["ok"] else f"{BAD}{'refused' if row['error'] else 'spills'}[/]"
+        verdict = f"{BAD}refused[/]" if row["error"] else "spills" if row["spill_bytes"] else f"{GOOD}ok[/]"
         table.add_row(
             row["symbol"],
             row["target"],

@@ -111,7 +111,7 @@ FORWARD = (
     Row(64, 2, ForwardTile(128, 64, 4, 2, 64), "348, 379; torch 276, 304; one stage 326, 357"),
     Row(128, 2, ForwardTile(128, 48, 4, 2), "380, 397; torch 336, 353; 64 keys spill, 32 keys 365, 387"),
     Row(256, 2, ForwardTile(64, 64, 4, 1), "295, 317; torch 291, 319; 128 rows in 8 warps 278, 303"),
-    # float32 before its steps had sums of their own; these tiles are the fastest that do not spill since.
+    # float32 was timed before its steps had sums of their own; these tiles spill least since.
     Row(64, 4, ForwardTile(64, 32, 4, 2), "56; torch 35"),
     Row(128, 4, ForwardTile(64, 16, 4, 2), "51; torch 45; 32 keys 57 and now spill"),
     Row(256, 4, ForwardTile(64, 16, 4, 1), "48; torch 44"),
@@ -123,7 +123,7 @@ BACKWARD = (
     Row(128, 2, BackwardTile(64, 64, 4, 4, 1, 32), "258, 273; fits 99 KiB"),
     Row(256, 2, BackwardTile(64, 64, 8, 2, 1, 0), "230, 247; torch 213, 250; four warps along the keys 219, 233"),
     Row(256, 2, BackwardTile(32, 32, 4, 2, 1, 0), "fits 99 KiB; not timed"),
-    # float32 before its steps had sums of their own, as in the forward.
+    # float32 was timed before its steps had sums of their own, as in the forward.
     Row(64, 4, BackwardTile(64, 64, 8, 4, 1, 0), "48; torch 34; 32 queries 53 and now spill"),
     Row(128, 4, BackwardTile(64, 32, 8, 2, 1, 0), "not timed; 64 keys 48 and now spill; torch 36"),
     Row(128, 4, BackwardTile(32, 32, 4, 2, 1, 0), "fits 99 KiB; not timed; spills one register"),

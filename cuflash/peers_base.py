@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import statistics
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +35,7 @@ class Contestant:
         return statistics.median(self.samples)
 
 
-class Peer:
+class Peer(ABC):
     """A library: its name, the module it needs, and how it is prepared; ``prepare`` raises for what it cannot serve."""
 
     name = ""
@@ -51,8 +52,9 @@ class Peer:
     def version(self) -> str:
         return str(getattr(importlib.import_module(self.module.split(".")[0]), "__version__", "unknown"))
 
+    @abstractmethod
     def prepare(self, arrays: Mapping[str, Any], shape: Shape, mode: str) -> Contestant:
-        raise NotImplementedError
+        """The peer's call on these very arrays."""
 
 
 def refuse(shape: Shape, **absent: bool) -> None:

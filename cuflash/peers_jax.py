@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -27,8 +28,9 @@ class JaxPeer(Peer):
 
         return "" if jax.default_backend() == "gpu" else "jax sees no GPU"
 
+    @abstractmethod
     def attend(self, q: Any, k: Any, v: Any, shape: Shape) -> Any:
-        raise NotImplementedError
+        """out [batch, seqlen_q, num_q_heads, head_dim_v] from arrays in that layout."""
 
     def prepare(self, arrays: Mapping[str, Any], shape: Shape, mode: str) -> Contestant:
         import jax

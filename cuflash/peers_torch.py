@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from abc import abstractmethod
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -38,9 +39,9 @@ class TorchPeer(Peer):
 
         return "" if torch.cuda.is_available() else "torch sees no GPU"
 
+    @abstractmethod
     def attend(self, q: Any, k: Any, v: Any, shape: Shape) -> Any:
         """out [batch, seqlen_q, num_q_heads, head_dim_v] from tensors in that layout."""
-        raise NotImplementedError
 
     def prepare(self, arrays: Mapping[str, Any], shape: Shape, mode: str) -> Contestant:
         import torch

@@ -179,7 +179,8 @@ struct ForwardBlock {
   }
 
   // P = softmax numerators of one block, from scores to operands; adds to the row sums. Blocks that are masked, and the
-  // first of a row, look up their maximum. Others do without, and are done again in the rare case that a base is too low.
+  // first of a row, look up their maximum. Others do without, and are done again in the rare case that a base is too
+  // low.
   template <bool kMasked>
   CUFLASH_DEVICE void make_probabilities(int k_block) {
     float part[kLaneRows];

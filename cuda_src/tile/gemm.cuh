@@ -58,8 +58,9 @@ CUFLASH_DEVICE void gemm_ahead(C& c, A& a, B& b) {
 
 // c [16 m, 8 n] += a [16 m, depth] * b [depth, 8 n], depth = kSteps * Operand::kDepth. a(row_tile, step) and
 // b(col_pair, step) return operands: readers of shared memory, or functions that make them from registers. float32's
-// operands take twice the registers, and its six products a pair cast a shadow long enough without fetching ahead; where
-// a comes from shared memory, kUnroll below kSteps keeps its steps a loop, of which the compiler cannot fetch too much.
+// operands take twice the registers, and its six products a pair cast a shadow long enough without fetching ahead;
+// where a comes from shared memory, kUnroll below kSteps keeps its steps a loop, of which the compiler cannot fetch
+// too much.
 template <class Element, int kSteps, Chain kChain = Chain::kLong, int kUnroll = kSteps, class C, class A, class B>
 CUFLASH_DEVICE void gemm(C& c, A&& a, B&& b) {
   static_assert(C::kColTiles % 2 == 0, "columns come in pairs of 8");

@@ -109,8 +109,9 @@ struct BackwardBlock {
   // S^T = K Q^T and dP^T = V dO^T of one part of the queries.
   CUFLASH_DEVICE void make_scores(Pairs& scores, Pairs& d_probs, uint32_t stage, int first_col) const {
     scores.clear();
-    tile::gemm<Element, Config::kHeadDim / kDepth, tile::Chain::kLong, tile::kScoreUnroll>(scores, tile::AReader<typename Layout::KTile>(shared, warp_key),
-                                                   tile::BReader<typename Layout::QTile>(stage, first_col));
+    tile::gemm<Element, Config::kHeadDim / kDepth, tile::Chain::kLong, tile::kScoreUnroll>(
+        scores, tile::AReader<typename Layout::KTile>(shared, warp_key),
+        tile::BReader<typename Layout::QTile>(stage, first_col));
     d_probs.clear();
     tile::gemm<Element, Config::kHeadDimV / kDepth, tile::Chain::kLong, tile::kScoreUnroll>(
         d_probs, tile::AReader<typename Layout::VTile>(shared + Layout::kValues, warp_key),

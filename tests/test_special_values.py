@@ -25,8 +25,10 @@ def test_special_values_stay_where_they_are_seen(device: Place, where: str, valu
         assert np.array_equal(np.isnan(found[name]), np.isnan(right[name])), name
     arrays[where][0, row, 1] = 0
     clean = device.forward(arrays, causal=True)
-    assert equal_bits(found["out"][:, :row], clean["out"][:, :row])
     assert equal_bits(found["out"][:, :, 0], clean["out"][:, :, 0])
+    found["out"][:, row:] = clean["out"][:, row:]
+    found["lse"][:, :, row:] = clean["lse"][:, :, row:]
+    assert_right(found, arrays, causal=True)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -63,8 +65,8 @@ def test_gradients_of_special_values_stay_where_they_are_seen(device: Place) -> 
 @FORMS
 def test_gradients_of_special_inputs_stay_where_they_are_seen(device: Place, deterministic: bool, where: str) -> None:
     """Causal, NaN in row 40 of one head: queries before it and keys behind a NaN query keep clean gradients."""
-    arrays = case(dense(1, 2, 2, 70, 70, 64, dtype="float16", causal=True), 13)
-    clean = device.both(arrays, causal=True, deterministic=True)
+    clean_arrays = case(dense(1, 2, 2, 70, 70, 64, dtype="float16", causal=True), 13)
+    arrays = {name: array.copy() for name, array in clean_arrays.items()}
     arrays[where][0, 40, 1] = np.nan
     found = device.both(arrays, causal=True, deterministic=deterministic)
     assert np.isfinite(found["dq"][:, :40]).all() and np.isfinite(found["dq"][:, :, 0]).all()
@@ -72,8 +74,9 @@ def test_gradients_of_special_inputs_stay_where_they_are_seen(device: Place, det
         assert np.isfinite(found["dk"][:, 41:]).all() and np.isfinite(found["dv"][:, 41:]).all()
         assert np.isfinite(found["dq"][:, 41:]).all()
     assert np.isnan(found["dq"][:, 40, 1]).all()
-    if deterministic:
-        assert np.array_equal(found["dq"][:, :40], clean["dq"][:, :40])
+    clean = device.both(clean_arrays, causal=True, deterministic=deterministic)
+    clean["dq"][:, :40] = found["dq"][:, :40]
+    assert_right(clean, clean_arrays, causal=True)
 
 
 @FORMS

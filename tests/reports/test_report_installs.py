@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from children import run
 
 from cuflash.architectures import architecture_of
 from cuflash.errors import UnsupportedError
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
 
 
 def test_import_without_a_driver() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import case, dense, normal
+from children import child_environment, run
 from oracle import assert_right
 from places import Place
 
@@ -19,18 +19,12 @@ import cuflash
 from cuflash.errors import DeviceError
 from cuflash.problem import Keywords
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = """
 import numpy as np, cupy, cuflash
 q = cupy.asarray(np.random.default_rng(0).standard_normal((1, 70, 2, 64)).astype(np.float16))
 out = cuflash.flash_attention(q, q, q, causal=True)
 print(repr(float(cupy.abs(out.astype(cupy.float32)).sum())))
 """
-
-
-def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
 
 
 def test_launches_follow_the_current_stream(gpu: Place) -> None:
@@ -161,7 +155,7 @@ def test_many_threads_race_to_compile(gpu: Place) -> None:
 def test_processes_share_an_empty_kernel_cache(gpu: Place, tmp_path: Path) -> None:
     """Eight at once on an empty folder; then cut files, then a folder that cannot be written: always the same sum."""
     command = [sys.executable, "-c", SMALL]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUPY_CACHE_DIR": str(tmp_path)}
+    environment = child_environment(CUPY_CACHE_DIR=str(tmp_path))
     children = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(8)]
     sums = {child.communicate(timeout=120)[0].strip() for child in children}
     assert len(sums) == 1 and all(child.returncode == 0 for child in children)

@@ -123,20 +123,25 @@ def _register_once() -> None:
     if isinstance(chosen, CLauncher):
         gpu_handler = chosen.library.cuflash_xla_cuda
     else:
-        gpu_handler = jax_frame.handler(lambda frame: _run_on_gpu(chosen, frame), records=True)
+        assert isinstance(chosen, PythonLauncher)
+        gpu_handler = _gpu_handler(chosen)
     host_handler = jax_frame.handler(_run_on_emulator, records=False)
     _kept_alive.extend((gpu_handler, host_handler))
     for platform, function in (("CUDA", gpu_handler), ("cpu", host_handler)):
         jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(function), platform=platform)
 
 
-def _run_on_gpu(chosen: Any, frame: Any) -> None:
-    assert isinstance(chosen, PythonLauncher)
-    addresses = [buffer.data or 0 for buffer in jax_frame.buffers(frame)]
-    chosen.run_bytes(jax_frame.plan_words(frame), addresses, jax_frame.stream_of(frame), -1)
+def _gpu_handler(chosen: PythonLauncher) -> Any:
+    run, call_of = chosen.run_bytes, jax_frame.call_of
+
+    def queue(frame: int) -> None:
+        words, operands, stream = call_of(frame)
+        run(words, operands, stream, -1)
+
+    return jax_frame.handler(queue, records=True)
 
 
-def _run_on_emulator(frame: Any) -> None:
+def _run_on_emulator(frame: int) -> None:
     from cuflash import emulator
 
     plan = _emulated.get(jax_frame.plan_words(frame))

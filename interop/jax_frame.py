@@ -7,13 +7,15 @@ installed header where a C compiler is there.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-__all__ = ["CallFrame", "Failure", "Handler", "buffers", "handler", "plan_words", "stream_of"]
+__all__ = ["CallFrame", "Failure", "Handler", "buffers", "call_of", "handler", "plan_words", "stream_of"]
 
 FAILED_PRECONDITION, INTERNAL = 9, 13  # absl status codes
 _METADATA = 1  # extension type
@@ -101,62 +103,109 @@ CallFrame = _struct(
     ("results", List),
     ("attributes", Attributes),
 )
-Handler = ctypes.CFUNCTYPE(Pointer, ctypes.POINTER(CallFrame))
+Handler = ctypes.CFUNCTYPE(Pointer, Pointer)
+
+# The same fields as machine words, read from one view of all memory: an object per struct costs ten times as much.
+_memory = memoryview((ctypes.c_char * (2**63 - 1)).from_address(0)).cast("B")
+_STREAM_GETTER = ctypes.PYFUNCTYPE(Pointer, Pointer)  # keeps Python's lock: the answer is there at once
+_WORD = 8
 
 
-def handler(run: Callable[[Any], None], *, records: bool) -> Any:
-    """``run(frame)`` as a C function. Exceptions become XLA errors; the caller must keep the result alive for ever.
+def _word(*fields: Any) -> int:
+    return sum(field.offset for field in fields) // _WORD
+
+
+_read_frame = struct.Struct(f"{ctypes.sizeof(CallFrame) // _WORD}Q").unpack_from
+_read_array = struct.Struct(f"{ctypes.sizeof(Array) // _WORD}Q").unpack_from
+_read_word, _read_int = struct.Struct("Q").unpack_from, struct.Struct("i").unpack_from
+_EXTENSION, _API, _CONTEXT = (_word(getattr(CallFrame, name)) for name in ("extension", "api", "context"))
+_SIZES = [_word(getattr(CallFrame, name), List.size) for name in ("arguments", "results")]
+_ITEMS = _word(List.items) - _word(List.size)
+_NUM_ATTRIBUTES, _TYPES, _VALUES = (
+    _word(CallFrame.attributes, getattr(Attributes, name)) for name in ("size", "types", "values")
+)
+_DATA = Buffer.data.offset
+_request = struct.Struct("4Q")  # StreamGet
+
+
+def handler(run: Callable[[int], None], *, records: bool) -> Any:
+    """``run(address of the call frame)`` as a C function; exceptions become XLA errors. Keep the result alive for ever.
 
     ``records`` says that every call queues the same device work, so that XLA may record it into a CUDA graph.
     """
 
-    def body(pointer: Any) -> int | None:
-        frame = pointer.contents
+    def body(address: int) -> int | None:
         try:
-            if frame.extension and frame.extension.contents.type == _METADATA:
-                metadata = ctypes.cast(frame.extension, ctypes.POINTER(MetadataExtension)).contents.metadata.contents
-                metadata.version.major, metadata.version.minor = 0, 1
-                metadata.traits = _COMMAND_BUFFER_COMPATIBLE if records else 0
-                return None
-            run(frame)
+            extended = _read_word(_memory, address + _WORD * _EXTENSION)[0]
+            if not (extended and _answers_metadata(CallFrame.from_address(address), records)):
+                run(address)
         except Failure as failure:
-            return _error(frame, failure.code, str(failure))
+            return _error(address, failure.code, str(failure))
         except BaseException as error:  # nothing may unwind through C
-            return _error(frame, INTERNAL, f"cuflash: {type(error).__name__}: {error}")
+            return _error(address, INTERNAL, f"cuflash: {type(error).__name__}: {error}")
         return None
 
     return Handler(body)
 
 
-def _error(frame: Any, code: int, text: str) -> int | None:
+def _answers_metadata(frame: Any, records: bool) -> bool:
+    if frame.extension.contents.type != _METADATA:
+        return False
+    metadata = ctypes.cast(frame.extension, ctypes.POINTER(MetadataExtension)).contents.metadata.contents
+    metadata.version.major, metadata.version.minor = 0, 1
+    metadata.traits = _COMMAND_BUFFER_COMPATIBLE if records else 0
+    return True
+
+
+def _error(address: int, code: int, text: str) -> int | None:
     message = text.encode()
     request = ErrorCreate(ctypes.sizeof(ErrorCreate), None, message, code)
-    pointer: int | None = frame.api.contents.error_create(ctypes.byref(request))
+    pointer: int | None = CallFrame.from_address(address).api.contents.error_create(ctypes.byref(request))
     return pointer
 
 
-def buffers(frame: Any) -> list[Any]:
-    """Arguments, then results."""
-    found = []
-    for part in (frame.arguments, frame.results):
-        found += [part.items[i].contents for i in range(part.size)]
-    return found
+def buffers(address: int) -> list[Any]:
+    """Arguments, then results, as structs."""
+    frame = CallFrame.from_address(address)
+    return [part.items[i].contents for part in (frame.arguments, frame.results) for i in range(part.size)]
 
 
-def plan_words(frame: Any) -> bytes:
+def plan_words(address: int) -> bytes:
     """The bytes of the call's one attribute, the plan."""
-    if frame.attributes.size != 1 or frame.attributes.types[0] != _ARRAY:
+    return _plan_words(_read_frame(_memory, address))
+
+
+def call_of(address: int) -> tuple[bytes, list[int], int]:
+    """What a GPU call needs: the plan's bytes, the addresses of arguments and results, the program's stream."""
+    frame = _read_frame(_memory, address)
+    operands: list[int] = []
+    for size in _SIZES:
+        items = frame[size + _ITEMS]
+        places = range(items, items + _WORD * frame[size], _WORD)
+        operands += [_read_word(_memory, _read_word(_memory, place)[0] + _DATA)[0] for place in places]
+    return _plan_words(frame), operands, stream_of(frame)
+
+
+def _plan_words(frame: Sequence[int]) -> bytes:
+    if frame[_NUM_ATTRIBUTES] != 1 or _read_int(_memory, frame[_TYPES])[0] != _ARRAY:
         raise Failure(INTERNAL, "cuflash: the call carries no plan")
-    array = ctypes.cast(frame.attributes.values[0], ctypes.POINTER(Array)).contents
-    return ctypes.string_at(array.data, array.size * 8)
+    _, size, data = _read_array(_memory, _read_word(_memory, frame[_VALUES])[0])
+    return _memory[data : data + size * _WORD].tobytes()
 
 
-def stream_of(frame: Any) -> int:
+def stream_of(frame: Sequence[int]) -> int:
     """The CUDA stream that the program runs on."""
-    request = StreamGet(ctypes.sizeof(StreamGet), None, frame.context, None)
-    if frame.api.contents.stream_get(ctypes.byref(request)):
+    request = ctypes.create_string_buffer(_request.size)
+    _request.pack_into(request, 0, _request.size, 0, frame[_CONTEXT], 0)
+    if _stream_getter(_read_word(_memory, frame[_API] + Api.stream_get.offset)[0])(request):
         raise Failure(INTERNAL, "cuflash: XLA gives no stream")
-    return request.stream or 0
+    stream: int = _request.unpack_from(request)[3]
+    return stream
+
+
+@cache
+def _stream_getter(pointer: int) -> Any:
+    return _STREAM_GETTER(pointer)
 
 
 def as_numpy(buffer: Any) -> Any:

@@ -22,7 +22,7 @@ class WritingDriver:
         self.param_bytes: dict[int, int] = {}
         self.device = 0
         pointer = ctypes.c_void_p
-        self.cuLaunchKernelEx = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(LaunchConfig), *[pointer] * 3)(self._run)
+        self.cuLaunchKernelEx = ctypes.CFUNCTYPE(ctypes.c_int, *[pointer] * 4)(self._run)
         self.cuCtxGetDevice = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))(self._current)
         shape = (pointer, ctypes.c_int, ctypes.c_uint32, *[pointer] * 5, *[ctypes.c_int] * 4)
         self.cuTensorMapEncodeTiled = ctypes.CFUNCTYPE(ctypes.c_int, *shape)(self._encode)
@@ -49,8 +49,8 @@ class WritingDriver:
         self.contexts.append(context)
         return 0
 
-    def _run(self, config: Any, handle: int, arguments: int, _: Any) -> int:
-        c = config.contents
+    def _run(self, config: int, handle: int, arguments: int, _: Any) -> int:
+        c = LaunchConfig.from_address(config)
         used = [c.attributes[i] for i in range(c.num_attributes)]
         self.attributes.append([(a.id, list(a.value[:3])) for a in used])
         params = ctypes.cast(arguments, ctypes.POINTER(ctypes.c_void_p))[0]

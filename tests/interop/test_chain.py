@@ -39,7 +39,7 @@ class EmulatingDriver(WritingDriver):
         self.plan = plan
         self.param_bytes = {0x1000 + i: len(launch.params) for i, launch in enumerate(plan.launches)}
 
-    def _run(self, config: Any, handle: int, arguments: int, extra: Any) -> int:
+    def _run(self, config: int, handle: int, arguments: int, extra: Any) -> int:
         from cuflash import emulator
 
         super()._run(config, handle, arguments, extra)
@@ -156,7 +156,7 @@ def test_the_python_handler_takes_the_same_words(monkeypatch: pytest.MonkeyPatch
     for number, launch in enumerate(plan.launches):
         chosen.register(kernel_key(launch.variant, "emulated"), 0, 0x1000 + number)
     monkeypatch.setattr(jax_frame, "stream_of", lambda frame: 0)
-    handler = jax_frame.handler(lambda frame: jax_ffi._run_on_gpu(chosen, frame), records=True)
+    handler = jax_ffi._gpu_handler(chosen)
     jax_ffi._kept_alive.append(handler)
     jax.ffi.register_ffi_target("cuflash_chain_python", jax.ffi.pycapsule(handler), platform="cpu")
     shapes = [jax.ShapeDtypeStruct(x.shape, DTYPES[x.dtype].numpy) for x in plan.outputs]

@@ -6,6 +6,7 @@ import ctypes
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,29 @@ def test_tensor_maps_are_encoded_where_the_kernel_looks(pair: Any) -> None:
     assert int.from_bytes(params[:8], "little") == 0x1000
 
 
+def test_a_prepared_plan_follows_its_operands(pair: Any) -> None:
+    """Addresses of one call leave no trace in the next, nor in a call of another thread."""
+    launcher, driver = pair
+    base = plans()[0]
+    slot = TensorMapSlot(64, "k", "float16", (16, 40), (128,), (16, 64), 128)
+    pointers = (Pointer(0, "q"), Pointer(8, "k", 16), Pointer(24, "q"))
+    launch = Launch(base.launches[0].variant, 3, 128, 1024, bytes(192), pointers, (slot,))
+    plan = Plan("forward", base.problem, base.device, (launch,), ("q", "k"), ())
+    register(launcher, driver, plan)
+    run = launcher.prepare(encode(plan, "sm_80"))
+
+    def call(number: int) -> None:
+        run([0x1000 * (number % 7 + 1), 0x100000 * (number % 7 + 1)], number % 7, 0)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(call, range(200)))
+    assert len(driver.launched) == 200
+    for _, (*_, stream), params in driver.launched:
+        q, k = 0x1000 * (stream + 1), 0x100000 * (stream + 1)
+        assert np.frombuffer(params[:32], np.int64).tolist() == [q, k + 16, 0, q]
+        assert np.frombuffer(params[64:96], np.int64).tolist() == [6, 2, k, 3]
+
+
 def test_a_zeroed_workspace_is_cleared_on_the_stream_first(pair: Any) -> None:
     launcher, driver = pair
     base = plans()[0]
@@ -131,8 +155,10 @@ def test_structs_agree_with_the_headers_of_xla(tmp_path: Path) -> None:
     jaxlib = pytest.importorskip("jaxlib")
     include = Path(jaxlib.__file__).parent / "include"
     source = Path(launchers.__file__).with_name("launcher.c")
+    renamed = "XLA_FFI_InternalExtension"  # from jaxlib 0.11 on; the same fields at the same places
+    extension = renamed if renamed in (include / "xla/ffi/api/c_api.h").read_text() else "XLA_FFI_Extension_Base"
     pairs = {
-        "FfiExtension": ("XLA_FFI_Extension_Base", {"type": "type", "next": "next"}),
+        "FfiExtension": (extension, {"type": "type", "next": "next"}),
         "FfiVersion": ("XLA_FFI_Api_Version", {"major": "major_version", "minor": "minor_version"}),
         "FfiMetadata": ("XLA_FFI_Metadata", {"version": "api_version", "traits": "traits"}),
         "FfiMetadataExtension": ("XLA_FFI_Metadata_Extension", {"metadata": "metadata"}),

@@ -130,6 +130,29 @@ def test_hidden_keys_reach_nobody(hopper: Place, value: float, deterministic: bo
     assert np.isnan(found["dq"][:, 100:].astype(np.float32)).all()
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+@pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
+@pytest.mark.parametrize(("where", "value"), [("q", np.nan), ("q", np.inf), ("d_out", np.nan), ("d_out", -np.inf)])
+def test_queries_reach_only_keys_that_see_them(
+    hopper: Place, where: str, value: float, deterministic: bool, head_dim: int
+) -> None:
+    """One rotten element of query 70, window of 31 keys: the gradients of no other key of its blocks change."""
+    words = {"window": (20, 10), "align": "top-left"}
+    arrays = case(dense(1, 2, 1, 140, 130, head_dim), 9)
+    clean = with_forward(arrays, **words)
+    rotten = {name: array.copy() for name, array in clean.items()}
+    rotten[where][0, 70, 0, 5] = value
+    if where == "q":  # as the forward leaves them
+        rotten["out"][0, 70, 0] = rotten["lse"][0, 0, 70] = np.nan
+    found = hopper.backward(rotten, **words, deterministic=deterministic)
+    right = expected(arrays, **words)
+    for name, spoiled in (("dq", slice(70, 71)), ("dk", slice(50, 81)), ("dv", slice(50, 81))):
+        heads = slice(0, 1) if name == "dq" else slice(None)
+        assert np.isnan(found[name][:, spoiled, heads].astype(np.float32)).all(), name
+        found[name][:, spoiled, heads] = right[name][:, spoiled, heads]
+    assert_right(found, arrays, **words)  # all else is as if nothing had happened
+
+
 def test_keys_that_nobody_sees(hopper: Place) -> None:
     """40 queries, 130 keys, top-left: keys from 40 on may hold anything; their gradients are zero."""
     arrays = case(dense(1, 2, 1, 40, 130, 128, causal=True), 5)

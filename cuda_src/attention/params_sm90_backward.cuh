@@ -10,7 +10,7 @@ namespace cuflash {
 template <class Mask, class Score>
 struct BackwardSm90Params {
   tile::TensorMap q, k, v, d_out, dq, dk, dv;  // [batch, heads, rows, columns], columns contiguous
-  const float* lse_log2;                      // [batch, num_q_heads, stat_rows], +inf where there is nothing to do
+  const float* lse_log2;                      // [batch, num_q_heads, stat_rows]; see backward_sm90_prepare
   const float* delta;                         // [batch, num_q_heads, stat_rows]
   float* dq_accumulator;                      // [batch, num_q_heads, num_q_blocks, block_q * columns], opaque order
   int64_t stat_rows;                          // seqlen_q rounded up to whole blocks of every kernel that reads them

@@ -58,29 +58,29 @@ struct BackwardConsumer {
 
   // Warpgroup 0 is the first to use a stage, and the other only gets its turn when this is done.
   template <class Tile>
-  CUFLASH_DEVICE void clear_others(uint32_t tile_smem, const SeenRows<Config>& seen) const {
-    if (warpgroup == 0 && seen.has_others()) {
-      tile::clear_rows_outside<Tile, tile::kWarpgroupThreads>(tile_smem, seen.begin, seen.end,
-                                                             ptx::thread_index() % tile::kWarpgroupThreads);
-      ptx::fence_proxy_async();  // wgmma reads what the threads have written
-      ptx::named_barrier_sync(kBarrierProbsFull, tile::kWarpgroupThreads);
-    }
+  CUFLASH_DEVICE void clear_queries(uint32_t tile_smem) const {
+    tile::clear_nonfinite<Element, Tile::kBytes, tile::kWarpgroupThreads>(
+        tile_smem, ptx::thread_index() % tile::kWarpgroupThreads);
+    ptx::fence_proxy_async();  // wgmma reads what the threads have written
+    ptx::named_barrier_sync(kBarrierProbsFull, tile::kWarpgroupThreads);
   }
 
-  // Scores, [64 keys, block_q], of the stage.
-  CUFLASH_DEVICE void start_dots(float (&dots)[kBlockQ / 2], typename Layout::QRing::Position at,
-                                 const SeenRows<Config>& seen) const {
-    layout.q_ring().wait_full(at);
-    if constexpr (!Config::Mask::kUniform) clear_others<typename Layout::QTile>(layout.q_ring().stage(at), seen);
+  // Scores, [64 keys, block_q], of the stage, and d(probs) of the same step. hides_keys: see there.
+  CUFLASH_DEVICE void start_dots(float (&dots)[kBlockQ / 2], bool hides_keys) const {
+    layout.q_ring().wait_full(q_at);
+    if (warpgroup == 0 && hides_keys && has_nonfinite_queries<kBlockQ>(layout.lse(q_at))) {
+      clear_queries<typename Layout::QTile>(layout.q_ring().stage(q_at));
+    }
     tile::start_scores<Element, kBlockK, kBlockQ, Config::kHeadDim>(dots, rows(layout.smem + Layout::kK),
-                                                                    layout.q_ring().stage(at));
+                                                                    layout.q_ring().stage(q_at));
   }
-  CUFLASH_DEVICE void start_d_probs(float (&d_probs)[kBlockQ / 2], typename Layout::DOutRing::Position at,
-                                    const SeenRows<Config>& seen) const {
-    layout.d_out_ring().wait_full(at);
-    if constexpr (!Config::Mask::kUniform) clear_others<typename Layout::DOutTile>(layout.d_out_ring().stage(at), seen);
+  CUFLASH_DEVICE void start_d_probs(float (&d_probs)[kBlockQ / 2], bool hides_keys) const {
+    layout.d_out_ring().wait_full(d_out_at);
+    if (warpgroup == 0 && hides_keys && has_nonfinite_queries<kBlockQ>(layout.lse(q_at))) {
+      clear_queries<typename Layout::DOutTile>(layout.d_out_ring().stage(d_out_at));
+    }
     tile::start_scores<Element, kBlockK, kBlockQ, Config::kHeadDimV>(d_probs, rows(layout.smem + Layout::kV),
-                                                                     layout.d_out_ring().stage(at));
+                                                                     layout.d_out_ring().stage(d_out_at));
   }
 
   // Hands this warpgroup's part of dq to the warp that adds it to global memory.
@@ -134,11 +134,10 @@ CUFLASH_DEVICE void backward_pointwise(const Params& params, const BackwardConsu
   }
 }
 
-// One turn: the sums of a step and, unless it is the last, scores and d(probs) of the next, of whose queries seen
-// tells.
+// One turn: the sums of a step and, unless it is the last, scores and d(probs) of the next, of which hides_next tells
+// whether it hides keys.
 template <class Config, bool kIsLast>
-CUFLASH_DEVICE void backward_turn(BackwardConsumer<Config>& self, const SeenRows<Config>& seen,
-                                  float (&dots)[Config::kBlockQ / 2],
+CUFLASH_DEVICE void backward_turn(BackwardConsumer<Config>& self, bool hides_next, float (&dots)[Config::kBlockQ / 2],
                                   float (&d_probs)[Config::kBlockQ / 2],
                                   const uint32_t (&probs)[Config::kBlockQ / 4],
                                   const uint32_t (&d_scores)[Config::kBlockQ / 4],
@@ -177,12 +176,12 @@ CUFLASH_DEVICE void backward_turn(BackwardConsumer<Config>& self, const SeenRows
   if constexpr (kIsLast) {
     ptx::wgmma_wait<0>();
   } else {
-    self.start_dots(dots, self.q_at, seen);
+    self.start_dots(dots, hides_next);
     ptx::wgmma_wait<1>();
   }
   ptx::wgmma_touch(dk);
   if (speaks) layout.q_ring().release(q_now);
-  if constexpr (!kIsLast) self.start_d_probs(d_probs, self.d_out_at, seen);
+  if constexpr (!kIsLast) self.start_d_probs(d_probs, hides_next);
   self.pass_turn();
 }
 
@@ -210,9 +209,10 @@ CUFLASH_DEVICE void backward_steps_of(const Params& params, BackwardConsumer<Con
   BackwardStep step{steps.first_head, steps.first_block};
   if (self.warpgroup == 1) self.pass_turn();  // warpgroup 0 begins
   self.take_turn();
-  self.start_dots(dots, self.q_at, SeenRows<Config>(steps, step.block));
+  const bool hides_first = hides_keys<Config>(params, work, step.block);
+  self.start_dots(dots, hides_first);
   ptx::mbarrier_wait(self.layout.values_full(), 0);
-  self.start_d_probs(d_probs, self.d_out_at, SeenRows<Config>(steps, step.block));
+  self.start_d_probs(d_probs, hides_first);
   self.pass_turn();
   if constexpr (Config::kAccumulateDq && !Config::Mask::kUniform) {
     ptx::wgmma_wait<1>();
@@ -222,11 +222,11 @@ CUFLASH_DEVICE void backward_steps_of(const Params& params, BackwardConsumer<Con
 #pragma unroll 1
   while (self.number + 1 < count) {
     step.advance(steps);
-    const SeenRows<Config> seen(steps, step.block);
-    backward_turn<Config, false>(self, seen, dots, d_probs, probs, d_scores, dk, dv);
+    backward_turn<Config, false>(self, hides_keys<Config>(params, work, step.block), dots, d_probs, probs, d_scores, dk,
+                                 dv);
     backward_pointwise<Config>(params, self, work, step, dots, d_probs, probs, d_scores);
   }
-  backward_turn<Config, true>(self, SeenRows<Config>(steps, step.block), dots, d_probs, probs, d_scores, dk, dv);
+  backward_turn<Config, true>(self, false, dots, d_probs, probs, d_scores, dk, dv);
 
   store_dv(params, self, work, dv);  // while the other has its last turn
   if (self.warpgroup == 0) {

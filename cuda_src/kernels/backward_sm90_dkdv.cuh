@@ -162,20 +162,17 @@ CUFLASH_DEVICE void dkdv_scores_step(const BackwardSm90DkdvLayout<Config>& layou
 // Before the step's sums, whose right operands are d_out for dv and queries for dk: each warpgroup clears what it is
 // about to use, once the other has made its first product of it and before it could make another.
 template <class Config, bool kMakesProbs>
-CUFLASH_DEVICE void dkdv_clear_others(const BackwardSm90DkdvLayout<Config>& layout, const DkdvStep<Config>& step,
-                                      const SeenRows<Config>& seen) {
+CUFLASH_DEVICE void dkdv_clear_queries(const BackwardSm90DkdvLayout<Config>& layout, const DkdvStep<Config>& step) {
   using Layout = BackwardSm90DkdvLayout<Config>;
+  using Element = typename Config::Element;
   constexpr int kThreads = tile::kWarpgroupThreads;
   const int thread = ptx::thread_index() % kThreads;
   ptx::named_barrier_sync(kBarrierConsumers, 2 * kThreads);
   if constexpr (kMakesProbs) {
     layout.d_out_ring().wait_full(step.at);
-    const uint32_t tile_smem = layout.d_out_ring().stage(step.at);
-    tile::clear_rows_outside<typename Layout::DOutTile, kThreads>(tile_smem, seen.begin, seen.end, thread);
+    tile::clear_nonfinite<Element, Layout::DOutTile::kBytes, kThreads>(layout.d_out_ring().stage(step.at), thread);
   } else {
-    layout.q_ring().wait_full(step.at);
-    const uint32_t tile_smem = layout.q_ring().stage(step.at);
-    tile::clear_rows_outside<typename Layout::QTile, kThreads>(tile_smem, seen.begin, seen.end, thread);
+    tile::clear_nonfinite<Element, Layout::QTile::kBytes, kThreads>(layout.q_ring().stage(step.at), thread);
   }
   ptx::fence_proxy_async();  // wgmma reads what the threads have written
   ptx::named_barrier_sync(kBarrierConsumers, 2 * kThreads);
@@ -184,15 +181,15 @@ CUFLASH_DEVICE void dkdv_clear_others(const BackwardSm90DkdvLayout<Config>& layo
 // One step of one consumer: kMakesProbs tells which of the two.
 template <class Config, bool kMakesProbs, bool kIsLast, class Params, int kCount>
 CUFLASH_DEVICE void dkdv_step(const Params& params, const BackwardSm90DkdvLayout<Config>& layout,
-                              const HeadBlock& work, const BackwardSteps& steps, const DkdvStep<Config>& step,
+                              const HeadBlock& work, const DkdvStep<Config>& step,
                               float (&products)[Config::kBlockQ / 2], float (&sums)[kCount]) {
   using Mask = typename Config::Mask;
   constexpr int kBlockQ = Config::kBlockQ, kBlockK = Config::kBlockK;
   const int row = step.at_block.block * kBlockQ, key = work.block * kBlockK;
   const bool masked = !all_visible<Mask>(params.mask, row, kBlockQ, key, kBlockK, params.seqlen_k);
-  if constexpr (!Mask::kUniform) {
-    const SeenRows<Config> seen(steps, step.at_block.block);
-    if (seen.has_others()) dkdv_clear_others<Config, kMakesProbs>(layout, step, seen);
+  if (!Mask::kUniform && masked) {
+    layout.q_ring().wait_full(step.at);  // both warpgroups find the same in lse
+    if (has_nonfinite_queries<kBlockQ>(layout.lse(step.at))) dkdv_clear_queries<Config, kMakesProbs>(layout, step);
   }
   if constexpr (kMakesProbs) {
     const typename Config::Score::Head score_head = Config::Score::head(params.score, step.at_block.head, work.batch);
@@ -229,9 +226,9 @@ CUFLASH_DEVICE void dkdv_consume(const Params& params, const BackwardSm90DkdvLay
     if (!kMakesProbs && ptx::lane_index() == 0) layout.d_out_ring().release(step.at);
 #pragma unroll 1
     for (; step.number + 1 < step.total; step.advance(steps)) {
-      dkdv_step<Config, kMakesProbs, false>(params, layout, work, steps, step, products, sums);
+      dkdv_step<Config, kMakesProbs, false>(params, layout, work, step, products, sums);
     }
-    dkdv_step<Config, kMakesProbs, true>(params, layout, work, steps, step, products, sums);
+    dkdv_step<Config, kMakesProbs, true>(params, layout, work, step, products, sums);
   }
 
   // Both warpgroups have read keys and values for the last time: their tiles become the way out.

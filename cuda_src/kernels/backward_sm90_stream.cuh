@@ -2,6 +2,7 @@
 // thread that copies in.
 #pragma once
 #include "kernels/backward_sm90_parts.cuh"
+#include "ptx/shuffle.cuh"
 
 namespace cuflash {
 
@@ -29,21 +30,31 @@ CUFLASH_DEVICE HeadBlock key_block_of(const Params& params) {
 struct BackwardSteps {
   int first_head, last_head;    // query heads
   int first_block, last_block;  // blocks of queries
-  Range rows;                   // queries that see any of the keys; past the last there may be padding
 
   CUFLASH_DEVICE int count() const { return (last_head - first_head) * (last_block - first_block); }
 };
 
-// The queries of a block, counted from its first, that see any of the keys. The others must not reach dk and dv, not
-// even as zero times NaN: their rows of queries and d_out are cleared where has_others tells so.
-template <class Config>
-struct SeenRows {
-  int begin, end;
+// Whether some key of the block is hidden from some query of a block, and may be worth more than padding.
+template <class Config, class Params>
+CUFLASH_DEVICE bool hides_keys(const Params& params, const HeadBlock& work, int q_block) {
+  using Mask = typename Config::Mask;
+  constexpr int kBlockQ = Config::kBlockQ, kBlockK = Config::kBlockK;
+  return !Mask::kUniform &&
+         !all_visible<Mask>(params.mask, q_block * kBlockQ, kBlockQ, work.block * kBlockK, kBlockK, params.seqlen_k);
+}
 
-  CUFLASH_DEVICE SeenRows(const BackwardSteps& steps, int block)
-      : begin(steps.rows.begin - block * Config::kBlockQ), end(steps.rows.end - block * Config::kBlockQ) {}
-  CUFLASH_DEVICE bool has_others() const { return !Config::Mask::kUniform && (begin > 0 || end < Config::kBlockQ); }
-};
+// A query must not reach dk and dv of keys that it does not see, not even as zero times NaN. Whether any of a block,
+// whose lse this is, has something that is not finite, or in d_out (see backward_sm90_prepare); the same in all warps.
+// Cleared of it, a query loses nothing where it is seen: its probabilities are NaN.
+template <int kBlockQ>
+CUFLASH_DEVICE bool has_nonfinite_queries(uint32_t lse_smem) {
+  bool found = false;
+#pragma unroll
+  for (int row = ptx::lane_index(); row < kBlockQ; row += 32) {
+    found |= !(tile::magnitude(ptx::load_shared<float>(lse_smem + row * 4)) < kInfinity);
+  }
+  return ptx::vote_any(found);
+}
 
 // One of the steps, in order.
 struct BackwardStep {
@@ -65,8 +76,7 @@ CUFLASH_DEVICE BackwardSteps backward_steps(const Params& params, const HeadBloc
   const int group = params.num_q_heads / params.num_kv_heads;
   const int first_block = rows.begin / Config::kBlockQ;
   const int last_block = rows.is_empty() ? first_block : (rows.end + Config::kBlockQ - 1) / Config::kBlockQ;
-  const int end = rows.end == params.seqlen_q ? last_block * Config::kBlockQ : rows.end;
-  return {work.head * group, work.head * group + group, first_block, last_block, {rows.begin, end}};
+  return {work.head * group, work.head * group + group, first_block, last_block};
 }
 
 // The values, 64 columns a load.

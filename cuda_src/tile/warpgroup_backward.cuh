@@ -139,18 +139,6 @@ CUFLASH_DEVICE void clear_nonfinite(uint32_t smem, int thread) {
   }
 }
 
-// Zeros in the rows of a tile outside [begin, end); kThreads threads share the work. Whole rows, so the swizzle is no
-// matter.
-template <class Tile, int kThreads>
-CUFLASH_DEVICE void clear_rows_outside(uint32_t tile_smem, int begin, int end, int thread) {
-  constexpr int kPieces = kSlabRowBytes / 16, kRows = Tile::kSlabBytes / kSlabRowBytes;
-#pragma unroll 1
-  for (int piece = thread; piece < Tile::kBytes / 16; piece += kThreads) {
-    const int row = piece / kPieces % kRows;
-    if (row < begin || row >= end) ptx::store_shared(tile_smem + piece * 16, u32x4{0, 0, 0, 0});
-  }
-}
-
 // A tile's worth of boxes of 64 columns: one load a slab, all reporting to the same barrier.
 template <int kRows, int kCols>
 CUFLASH_DEVICE void load_slabs(uint32_t tile_smem, const TensorMap* map, uint32_t barrier, int row, int head,

@@ -16,7 +16,7 @@ import jax
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-__all__ = ["Axis", "automatic", "vary", "vary_like", "varying_axes"]
+__all__ = ["Axis", "automatic", "away_from_the_mesh", "vary", "vary_like", "varying_axes"]
 
 Axis = tuple[Any, int]  # an array and the number of one of its axes
 
@@ -57,6 +57,20 @@ def automatic(function: Callable[..., Any], arrays: Sequence[Any], results: Sequ
         return function(*arrays)
     places = tuple(NamedSharding(mesh, PartitionSpec(*map(_split_of, axes))) for axes in results)
     return jax.sharding.auto_axes(function, out_sharding=places)(*arrays)
+
+
+def away_from_the_mesh(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` for the arrays of one shard, traced as on one device.
+
+    The partitioner calls back while the program's mesh is still the current one. With explicit axes JAX would state
+    shardings of that mesh on every constant inside, and nothing is left that resolves them.
+    """
+
+    def local(*arrays: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+            return function(*arrays)
+
+    return local
 
 
 def _explicit_mesh(array: Any) -> Any:

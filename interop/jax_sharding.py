@@ -22,6 +22,7 @@ from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, S
 from jax.sharding import NamedSharding, PartitionSpec
 
 from cuflash.errors import UnsupportedError
+from cuflash.interop.jax_axes import away_from_the_mesh
 
 __all__ = ["partitioned"]
 
@@ -76,7 +77,7 @@ def partitioned(
         local = function
         if heads.kv % split.shards:
             local = _with_one_kv_head(function, operands, results, heads, mesh, split)
-        return mesh, local, shardings(mesh, split, results), shardings(mesh, split, operands)
+        return mesh, away_from_the_mesh(local), shardings(mesh, split, results), shardings(mesh, split, operands)
 
     def infer(mesh: Any, given: Any, _: Any) -> tuple[Any, ...]:
         return shardings(mesh, _split_of(mesh, given[operands.index("q")].sharding), results)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arrays import LAYOUTS, case, dense, normal, slopes, sparse, stored, untouched_outside
+from arrays import LAYOUTS, Layout, case, dense, normal, slopes, sparse, stored, untouched_outside
 from oracle import assert_equal_bits, assert_right
 from places import Place
 
@@ -132,6 +132,16 @@ def test_layouts(device: Place, layout: str, which: str) -> None:
     if wide and device.same_kernels(arrays, plain, causal=True, deterministic=True):
         assert_equal_bits(found, device.backward(plain, causal=True, deterministic=True))
     assert all(untouched_outside(arrays[name]) for name in names)
+
+
+@pytest.mark.parametrize("pad", [1, 2, 4], ids=lambda pad: f"rows padded by {pad}")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("softcap", [None, 4.0], ids=["plain", "softcap"])
+def test_narrow_copies_of_many_steps(device: Place, softcap: float | None, dtype: str, pad: int) -> None:
+    """Rows that allow narrow copies only, and more of them than one step takes: copies in a loop inside a loop."""
+    arrays = case(dense(1, 2, 1, 130, 129, 64, dtype=dtype), seed=9)
+    placed = {n: stored(x, Layout(pad=(0, 0, 0, pad), offset=pad)) if x.ndim == 4 else x for n, x in arrays.items()}
+    assert_right(device.both(placed, softcap=softcap), arrays, softcap=softcap)
 
 
 def test_output_gradient_broadcast_by_stride_zero(device: Place) -> None:

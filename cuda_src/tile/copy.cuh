@@ -82,15 +82,23 @@ struct TileCopy {
     }
   }
 
-  // Calls visit(row_step, group) for each of this thread's accesses. Narrow ones are many: unrolled in part only.
-  static constexpr int kUnroll = kCopyBytes == 16 ? kRowSteps : 4;
+  // Calls visit(row_step, group) for each of this thread's accesses. Narrow ones are many: a few steps at a time. Their
+  // counter is opaque, or the compiler would count in addresses; ptxas (12.9, 13.0) then takes what it has counted for
+  // the address it began with, and what a later loop copies lands elsewhere.
+  static constexpr int kUnroll = kCopyBytes == 16 ? kRowSteps : ptx::min(4, kRowSteps);
   template <class Visit>
   CUFLASH_DEVICE static void visit(Visit visit) {
-#pragma unroll kUnroll
-    for (int row_step = 0; row_step < kRowSteps; ++row_step) {
-      if (Tile::kRows % kRowStep != 0 && thread_row() + row_step * kRowStep >= Tile::kRows) break;
+#pragma unroll 1
+    for (int first_step = 0; first_step < kRowSteps; first_step += kUnroll) {
+      const int first = kUnroll == kRowSteps ? 0 : ptx::opaque(first_step);
 #pragma unroll
-      for (int group = 0; group < kGroups; ++group) visit(row_step, group);
+      for (int i = 0; i < kUnroll; ++i) {
+        const int row_step = first + i;
+        if (kRowSteps % kUnroll != 0 && row_step >= kRowSteps) return;
+        if (Tile::kRows % kRowStep != 0 && thread_row() + row_step * kRowStep >= Tile::kRows) return;
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) visit(row_step, group);
+      }
     }
   }
 

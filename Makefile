@@ -23,7 +23,7 @@ endif
 
 INSTALL = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test test-gpu exhaustive lint bench compile minilm wheel dev clean help
+.PHONY: run test test-gpu exhaustive lint bench compile minilm wheel wheel-platform dev clean help
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -60,6 +60,9 @@ endif
 
 wheel: $(TEST_READY)  ## dist/cuflash-*.whl
 	$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+wheel-platform: $(TEST_READY)  ## the same with the compiled launcher, for machines without a compiler
+	CUFLASH_PLATFORM_WHEEL=1 $(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 dev: $(TEST_READY) $(LINT_READY)  ## an environment with everything
 	$(INSTALL) -e ".[bench]"

@@ -1,8 +1,9 @@
 """Runs the words of a plan: through the compiled launcher.c where there is one, else through a twin in Python.
 
-The C launcher needs no Python ABI and no headers. A ``launcher.so`` beside this file is taken as it is; elsewhere it is
-built once into the cache when the machine has a C compiler, in a temporary file that is renamed when whole, so that two
-processes never see half a library. ``CUFLASH_LAUNCHER`` chooses by hand: ``c``, ``python`` or ``auto``.
+The C launcher needs no Python ABI and no headers. A ``libcuflash_launcher.so`` beside this file, which platform wheels
+carry, is taken as it is; elsewhere it is built once into the cache when the machine has a C compiler, in a temporary
+file that is renamed when whole, so that two processes never see half a library. ``CUFLASH_LAUNCHER`` chooses by hand: ``c``,
+``python`` or ``auto``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import ctypes
 import hashlib
 import os
 import platform
-import shutil
 import struct
 import subprocess
 import tempfile
@@ -24,11 +24,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from cuflash.errors import ArgumentError, CompileError, CuflashError
+from cuflash.interop import launcher_build
 
 __all__ = ["CLauncher", "Launcher", "Run", "build", "cache_folder", "describe", "launcher"]
 
-_SOURCE = Path(__file__).with_name("launcher.c")
-_COMPILERS = ("cc", "gcc", "clang")
 _TEXT_BYTES = 320
 _lock = threading.Lock()
 
@@ -128,10 +127,9 @@ def build() -> Path:
     Raises:
         CompileError: no C compiler, or it refused the source.
     """
-    beside = _SOURCE.with_name("launcher.so")
-    if beside.is_file():
-        return beside
-    digest = hashlib.sha256(_SOURCE.read_bytes() + platform.machine().encode()).hexdigest()[:16]
+    if launcher_build.BESIDE.is_file():
+        return launcher_build.BESIDE
+    digest = hashlib.sha256(launcher_build.SOURCE.read_bytes() + platform.machine().encode()).hexdigest()[:16]
     path = cache_folder() / f"launcher-{digest}.so"
     if not path.is_file():
         _compile(path)
@@ -139,17 +137,19 @@ def build() -> Path:
 
 
 def _compile(path: Path) -> None:
-    compiler = os.environ.get("CC") or next((name for name in _COMPILERS if shutil.which(name)), None)
+    compiler = launcher_build.compiler()
     if compiler is None:
         raise CompileError("launcher.c", platform.machine(), "no C compiler on PATH", "cc --version")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             fresh = Path(folder) / path.name
-            command = [*compiler.split(), "-std=c11", "-O2", "-shared", "-fPIC", str(_SOURCE), "-o", str(fresh), "-ldl"]
+            command = launcher_build.command(compiler, fresh)
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise CompileError("launcher.c", platform.machine(), done.stderr, " ".join(command))
             os.replace(fresh, path)
     except OSError as error:
-        raise CompileError("launcher.c", platform.machine(), str(error), f"{compiler} {_SOURCE}") from error
+        raise CompileError(
+            "launcher.c", platform.machine(), str(error), f"{compiler} {launcher_build.SOURCE}"
+        ) from error

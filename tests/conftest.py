@@ -10,6 +10,7 @@ from places import Place
 from cuflash.architectures import Device
 from cuflash.backends import why_no_gpu
 
+HOPPER = "emulator-sm90"  # dressed as an H200: 132 multiprocessors and the kernels of the sm_90 family first
 _places: dict[str, Place] = {}
 
 
@@ -20,15 +21,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def place(name: str, config: pytest.Config) -> Place:
     """One device for the whole session: its plans and kernels are worth keeping."""
     if name not in _places:
-        family = config.getoption("--family")
-        dressed = Device.emulated((9, 0), 132) if (name, family) == ("emulator", "sm90") else None
-        _places[name] = Place(name, family, dressed)
+        if name == HOPPER:
+            _places[name] = Place("emulator", device=Device.emulated((9, 0), 132))
+        else:
+            _places[name] = Place(name, config.getoption("--family"))
     return _places[name]
 
 
-@pytest.fixture(params=["emulator", pytest.param("gpu", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["emulator", HOPPER, pytest.param("gpu", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """The emulator, then the GPU."""
+    """The emulator as an Ampere and as a Hopper GPU, then the GPU."""
     yield from _chosen(request.param, request)
 
 
@@ -39,11 +41,9 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Place]:
 
 
 @pytest.fixture
-def hopper() -> Place:
-    """The emulator dressed as an H200: 132 multiprocessors and the kernels of the sm_90 family first."""
-    if "hopper" not in _places:
-        _places["hopper"] = Place("emulator", device=Device.emulated((9, 0), 132))
-    return _places["hopper"]
+def hopper(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """The emulator dressed as an H200 alone."""
+    yield from _chosen(HOPPER, request)
 
 
 @pytest.fixture

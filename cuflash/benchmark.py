@@ -174,8 +174,8 @@ def _measure_row(
     eager: Eager, arrays: dict[str, Any], shape: Shape, mode: str, peers: Mapping[str, Peer], settings: Settings
 ) -> Row:
     own, kernels = _own(eager, arrays, shape, mode, settings.deterministic)
-    own.call()
-    others, refused = contestants(peers, arrays, shape, mode)
+    results = own.call()
+    others, refused = contestants(peers, arrays, shape, mode, results[:1] if mode == "fwd" else results)
     for _ in range(settings.rounds):
         for contestant in (own, *others):
             contestant.measure(settings.budget_ms)

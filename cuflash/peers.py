@@ -6,8 +6,10 @@ with its reason. Only the rooms named ``peers_…`` import torch, jax and the re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from array_api_compat import array_namespace
 
 from cuflash.peers_base import Contestant, Peer
 from cuflash.peers_jax import FlashAttention3Jax, JaxCudnn
@@ -15,6 +17,8 @@ from cuflash.peers_torch import FlashAttention, TorchSDPA
 from cuflash.presets import Shape
 
 __all__ = ["PEERS", "chosen", "contestants"]
+
+_SAME = 0.05  # of the largest value: far above what rounding to 16 bits does, far below another mask or scale
 
 PEERS: dict[str, Peer] = {
     peer.name: peer
@@ -46,15 +50,29 @@ def chosen(wanted: str) -> tuple[dict[str, Peer], dict[str, str]]:
 
 
 def contestants(
-    peers: Mapping[str, Peer], arrays: Mapping[str, Any], shape: Shape, mode: str
+    peers: Mapping[str, Peer], arrays: Mapping[str, Any], shape: Shape, mode: str, wanted: Sequence[Any] = ()
 ) -> tuple[list[Contestant], dict[str, str]]:
-    """The peers that ran the shape once, and for each of the others the reason."""
+    """The peers that ran the shape once and found what is ``wanted``, and for each of the others the reason."""
     ready, refused = [], {}
     for name, peer in peers.items():
         try:
             contestant = peer.prepare(arrays, shape, mode)
-            contestant.call()
+            _compare(contestant.call(), wanted)
             ready.append(contestant)
         except Exception as error:  # refusals come in every type there is
             refused[name] = f"{type(error).__name__}: {error}".splitlines()[0]
     return ready, refused
+
+
+def _compare(found: Any, wanted: Sequence[Any]) -> None:
+    """Raises unless a peer computed the same thing: a fast answer to another question is no time to beat."""
+    results = found if isinstance(found, (tuple, list)) else (found,)
+    for theirs, ours in zip(results, wanted, strict=False):
+        if tuple(theirs.shape) != tuple(ours.shape):
+            raise ValueError(f"computes something else: shape {tuple(theirs.shape)}, not {tuple(ours.shape)}")
+        library = array_namespace(ours)
+        numbers = ours.astype("float32")
+        theirs = library.from_dlpack(theirs.float() if hasattr(theirs, "float") else theirs.astype("float32"))
+        scale, distance = (float(library.max(library.abs(x))) for x in (numbers, theirs - numbers))
+        if not distance <= _SAME * scale:
+            raise ValueError(f"computes something else: {distance:.3g} apart where values reach {scale:.3g}")

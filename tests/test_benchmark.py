@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,6 +118,23 @@ def test_a_peer_that_refuses_leaves_its_reason() -> None:
     capped, plain = Shape("a", 1, 1, 64, 8, 8, softcap=5.0), Shape("b", 1, 1, 64, 8, 8)
     assert peers.contestants({"grumpy": Grumpy()}, {}, capped, "fwd") == ([], {"grumpy": "ValueError: has no softcap"})
     assert [one.name for one in peers.contestants({"grumpy": Grumpy()}, {}, plain, "fwd")[0]] == ["grumpy"]
+
+
+@pytest.mark.parametrize(
+    "answer", [np.ones((2, 3)), np.full((2, 3), np.nan), np.zeros((3, 2))], ids=["values", "NaN", "shape"]
+)
+def test_a_peer_that_computes_something_else_does_not_compete(answer: np.ndarray[Any, Any]) -> None:
+    class Hasty(peers_base.Peer):
+        name = "hasty"
+
+        def prepare(self, arrays: object, shape: Shape, mode: str) -> peers_base.Contestant:
+            return peers_base.Contestant(self.name, lambda: answer)
+
+    shape, right = Shape("a", 1, 1, 64, 8, 8), np.full((2, 3), 2.0, np.float32)
+    ready, refused = peers.contestants({"hasty": Hasty()}, {}, shape, "fwd", [right])
+    assert ready == [] and "something else" in refused["hasty"]
+    answer = right * np.float32(1.01)
+    assert len(peers.contestants({"hasty": Hasty()}, {}, shape, "fwd", [right])[0]) == 1
 
 
 def test_presets_reduce_without_changing_what_they_are() -> None:

@@ -30,7 +30,7 @@ class Door(Protocol):
 
 # Import statements, and not import_module by name, because torch.compile traces through this file.
 def _cupy_door() -> Door:
-    from cuflash.launch import eager
+    from cuflash.interop.cupy import eager
 
     return eager
 
@@ -69,7 +69,7 @@ _LIBRARIES: dict[str, tuple[Callable[[Any], bool], Callable[[], Door]]] = {
 
 
 # The answer for arrays of one type, for libraries whose own path is short enough to notice the question.
-_REMEMBERED = ("cupy",)
+_REMEMBERED = ("cupy", "jax", "torch")
 _doors: dict[type, Door] = {}
 
 

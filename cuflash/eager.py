@@ -69,10 +69,10 @@ class Eager:
         plan = self.plan("forward", inputs if out is None else {**inputs, "out": out}, words)
         operands = dict(inputs)
         if out is None:
-            out = backend.empty(plan.problem.out_shape, plan.problem.dtype.name, inputs["q"])
+            out = backend.empty(plan.outputs[0].shape, plan.outputs[0].dtype, inputs["q"])
         else:
             self._check_out(out, inputs)
-        lse = backend.empty(plan.problem.lse_shape, "float32", inputs["q"])
+        lse = backend.empty(plan.outputs[1].shape, "float32", inputs["q"])
         operands["out"], operands["lse"] = out, lse
         self._run(plan, operands)
         return out, lse

@@ -28,8 +28,10 @@ __all__ = ["CupyBackend", "device_of", "eager", "execute"]
 Runner = Callable[[Mapping[str, int], int], None]
 
 _zeros: dict[tuple[int, int, tuple[int]], Any] = {}
+_scratches: dict[tuple[int, int, int], Any] = {}
 _prepared: dict[tuple[int, int], tuple[Plan, tuple[Runner, ...]]] = {}
 _PREPARED_LIMIT, _MAPS_LIMIT = 8192, 1024  # plans, addresses of one operand; a full table starts afresh
+_SCRATCH_BYTES, _SCRATCHES_LIMIT = 1 << 20, 64  # an allocation costs as much as a launch; pairs of thread and stream
 
 
 @cache
@@ -148,6 +150,8 @@ class CupyBackend:
     def workspace(self, plan: Plan, like: Any) -> Any:
         words = (-(-plan.workspace_bytes // 4),)
         if not plan.zeroed:
+            if plan.workspace_bytes <= _SCRATCH_BYTES and like.data.device_id == cupy.cuda.runtime.getDevice():
+                return self._scratch(words, like)
             return self.empty(words, "float32", like)
         with cupy.cuda.Device(like.data.device_id):
             stream = cupy.cuda.get_current_stream().ptr
@@ -158,6 +162,22 @@ class CupyBackend:
             if key not in _zeros:
                 _zeros[key] = cupy.zeros(words, np.float32)
             return _zeros[key]
+
+    def _scratch(self, words: tuple[int], like: Any) -> Any:
+        """A small workspace that the calls of one thread on one stream share: they follow each other there.
+
+        Another thread's launches could fall between two of this one's, and a graph may be replayed beside anything.
+        """
+        stream = cupy.cuda.get_current_stream().ptr
+        if cupy.cuda.runtime.streamIsCapturing(stream):
+            return self.empty(words, "float32", like)
+        key = (like.data.device_id, stream, threading.get_ident())
+        found = _scratches.get(key)
+        if found is None:
+            if len(_scratches) >= _SCRATCHES_LIMIT:
+                _scratches.clear()
+            found = _scratches[key] = self.empty((_SCRATCH_BYTES // 4,), "float32", like)
+        return found
 
     def contiguous(self, array: Any) -> Any:
         return array if array.flags.c_contiguous else cupy.ascontiguousarray(array)

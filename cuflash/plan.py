@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from cuflash.architectures import Device
@@ -80,7 +81,7 @@ class Plan:
     workspace_bytes: int = 0
     reasons: tuple[str, ...] = field(default=(), compare=False)
 
-    @property
+    @cached_property
     def zeroed(self) -> bool:
         """Whether the workspace must hold zeros when the first launch starts; it does again when the last one ends."""
         return any(launch.zeroed for launch in self.launches)

@@ -96,6 +96,6 @@ def _door_of(views: dict[str, Any]) -> Any:
         from cuflash.interop.numpy import door as numpy_door
 
         return numpy_door
-    from cuflash.launch import eager
+    from cuflash.interop.cupy import eager
 
     return eager

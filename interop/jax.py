@@ -7,6 +7,7 @@ everywhere: it can be differentiated in either mode any number of times.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -54,17 +55,21 @@ class JaxDoor:
 
 
 door = JaxDoor()
+_jitted = jax.jit(attend, static_argnums=0)  # outside every transformation: one dispatch instead of a trace a call
 
 
 def run_forward(inputs: dict[str, Any], words: Keywords, reference: bool = False) -> tuple[Any, Any]:
     """``(out, lse)`` of checked inputs q, k, v and perhaps alibi_slopes."""
     check_static(words)
-    problem_of("forward", words, inputs)
     arrays = (*(inputs[name] for name in "qkv"), inputs.get("alibi_slopes"))
+    if not reference and not any(isinstance(x, jax.core.Tracer) for x in arrays):
+        out, lse = _jitted(Question(words, jax_ffi.cpu_mode()), *arrays)
+        return out, lse
+    problem = problem_of("forward", words, inputs)
     if reference:  # without custom_vjp, which has no forward mode
         from cuflash.interop.jax_reference import attention
 
-        return attention(problem_of("forward", words, inputs), *arrays)
+        return attention(problem, *arrays)
     out, lse = attend(Question(words, jax_ffi.cpu_mode()), *arrays)
     return out, lse
 
@@ -112,6 +117,14 @@ def check_static(words: Keywords) -> None:
     Raises:
         ArgumentTypeError: names the traced one.
     """
+    try:
+        _check_static(words)
+    except TypeError:  # unhashable, as traced values are
+        _check_static.__wrapped__(words)
+
+
+@lru_cache(maxsize=1024)
+def _check_static(words: Keywords) -> None:
     for name, value in words._asdict().items():
         parts = value if isinstance(value, (tuple, list)) else (value,)
         if any(isinstance(part, jax.Array) for part in parts) or any(isinstance(p, jax.core.Tracer) for p in parts):

@@ -2,8 +2,8 @@
 
 The C launcher needs no Python ABI and no headers. A ``libcuflash_launcher.so`` beside this file, which platform wheels
 carry, is taken as it is; elsewhere it is built once into the cache when the machine has a C compiler, in a temporary
-file that is renamed when whole, so that two processes never see half a library. ``CUFLASH_LAUNCHER`` chooses by hand: ``c``,
-``python`` or ``auto``.
+file that is renamed when whole, so that two processes never see half a library. ``CUFLASH_LAUNCHER`` chooses by hand:
+``c``, ``python`` or ``auto``.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class CLauncher:
         words = np.ascontiguousarray(words, np.int64)
         start, size, execute = words.ctypes.data, words.size, self._run
         text = ctypes.create_string_buffer(_TEXT_BYTES)  # written on failure only
+        count = int(words[1]) if size > 1 else 0
+        pack = struct.Struct(f"{max(count, 0)}Q").pack
 
         # Everything that does not change is bound here: attribute look-ups cost more than the call into C.
         def run(operands: Sequence[int], stream: int, device: int, keep: Any = words) -> None:
-            count = len(operands)
-            addresses = struct.pack(f"{count}Q", *operands)
-            if execute(start, size, addresses, count, stream, device, text, _TEXT_BYTES):
+            if execute(start, size, pack(*operands), count, stream, device, text, _TEXT_BYTES):
                 raise CuflashError(text.value.decode())
 
         return run

@@ -79,7 +79,7 @@ def _emulator() -> Eager:
 
 
 def _gpu() -> Eager:
-    from cuflash.launch import eager
+    from cuflash.interop.cupy import eager
 
     return eager
 

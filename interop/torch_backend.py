@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import torch
 
-from cuflash.architectures import Device, architecture_of
+from cuflash.architectures import Device
 from cuflash.dtypes import dtype_of
 from cuflash.eager import Eager
 from cuflash.errors import DeviceError
 from cuflash.interop.launcher import Run, launcher
-from cuflash.interop.words import encode, kernel_key, operand_names
 from cuflash.overlap import shares_memory
 from cuflash.plan import Plan
 from cuflash.problem import ArraySpec
@@ -32,7 +31,7 @@ __all__ = [
 ]
 
 _PREPARED_LIMIT = 8192  # plans; a table that reaches it starts afresh
-Prepared = tuple[Plan, Run, tuple[str, ...]]
+Prepared = tuple[Plan, Run, tuple[str, ...], Any]
 _TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -59,7 +58,7 @@ class TorchBackend:
         return device_of(arrays["q"].device.index)
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
-        return torch.empty(shape, dtype=_TORCH[dtype], device=like.device)
+        return like.new_empty(shape, dtype=_TORCH[dtype])
 
     def workspace(self, plan: Plan, like: Any) -> Any:
         words = -(-plan.workspace_bytes // 4)
@@ -88,9 +87,9 @@ class TorchBackend:
         entry = self._prepared.get((id(plan), index))
         if entry is None or entry[0] is not plan:
             entry = self._prepare(plan, index)
-        _, run, names = entry
+        _, run, names, _ = entry
         addresses = [operands[name].data_ptr() for name in names]
-        stream = torch.cuda.current_stream(index).cuda_stream
+        stream = _raw_stream(index)
         if index == torch.cuda.current_device():
             run(addresses, stream, index)
             return
@@ -98,23 +97,18 @@ class TorchBackend:
             run(addresses, stream, index)
 
     def _prepare(self, plan: Plan, index: int) -> Prepared:
-        """The plan ready to run, its kernels loaded on the device; not possible while a graph is being captured."""
-        import cupy
+        from cuflash.interop.cupy import prepared
 
-        from cuflash import jit
-
-        target = architecture_of(plan.device.capability).target
-        with cupy.cuda.Device(index):
-            for launch in plan.launches:
-                kernel = jit.load(launch.variant, launch.shared_bytes)
-                launcher().register(kernel_key(launch.variant, target), index, kernel.kernel.ptr)
         if len(self._prepared) >= _PREPARED_LIMIT:
             self._prepared.clear()
-        entry = (plan, launcher().prepare(encode(plan, target, clears=False)), operand_names(plan))
-        self._prepared[id(plan), index] = entry
+        entry = self._prepared[id(plan), index] = prepared(launcher(), plan, index)
         return entry
 
 
+# What torch's own generated code asks; the public way makes an object for each answer.
+_raw_stream: Callable[[int], int] = getattr(
+    torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
+)
 cuda_eager = Eager(TorchBackend())
 
 

@@ -42,8 +42,11 @@ def forward_with_tile(problem: Problem, device: Device, tile: TileSm90, group: i
     if shared > device.shared_limit:
         return f"needs {shared} bytes of shared memory of {device.shared_limit}"
     grid = min(division.num_tiles, device.sm_count)
-    if tile.schedule is Schedule.ONE_TILE or (tile.schedule is Schedule.DYNAMIC and grid == division.num_tiles):
-        grid, tile = division.num_tiles, replace(tile, schedule=Schedule.ONE_TILE)  # nothing to hand out, so no counter
+    # Nothing to hand out, or parts of keys, of one length: no counter, whose zeros would not bear parts beside them.
+    if division.num_splits > 1 or (tile.schedule is Schedule.DYNAMIC and grid == division.num_tiles):
+        tile = replace(tile, schedule=Schedule.ONE_TILE)
+    if tile.schedule is Schedule.ONE_TILE:
+        grid = division.num_tiles
     has_counter = tile.schedule is Schedule.DYNAMIC
     dtype = forward_sm90_params_dtype(problem.mask, problem.score)
     launch = Launch(

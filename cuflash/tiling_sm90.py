@@ -85,6 +85,10 @@ ROWS = (
         2, 128, 2, 2, _FIX, _STATIC, True, False, 0, "523 to 741; 128x176: 503 to 731, 192x64: 488 to 723")),
     Row(128, 128, False, 1024, TileSm90(
         2, 128, 2, 2, _FIX, _DYN, True, False, 16, "341 / 465; sections of 64 MiB: 294 / 404, 192x64: 324 / 421")),
+    Row(128, 128, False, 2048, TileSm90(
+        3, 64, 4, 1, _FIX, _DYN, True, True, 64, "555; sections of 32 and 128 MiB: 529 and 538, 128x128: 544")),
+    Row(128, 128, False, 4096, TileSm90(
+        3, 64, 4, 1, _FIX, _DYN, True, True, 16, "656; sections of 64 MiB: 612, 128x128: 602, 192x80: 599")),
     Row(128, 128, False, _ANY, TileSm90(
         3, 64, 4, 1, _FIX, _DYN, True, True, 64, "558 to 731; 128x128: 520 to 696, sections of 16 MiB: 526 to 655")),
     Row(192, 128, True, _ANY, TileSm90(
@@ -94,11 +98,11 @@ ROWS = (
     Row(192, 192, True, _ANY, TileSm90(
         2, 112, 2, 1, _FIX, _STATIC, False, False, 0, "744 at 8k; with turns: 735, 96 keys: 719")),
     Row(192, 192, False, _ANY, TileSm90(
-        2, 96, 2, 1, _FIX, _DYN, True, True, 64, "677 at 8k; 112 keys: 674, 64 keys: 673")),
+        2, 96, 2, 1, _FIX, _DYN, True, True, 256, "678 at 8k, sections of 64 MiB: 616; 112 keys: 671, 80: 651")),
     Row(256, 256, True, _ANY, TileSm90(
         2, 64, 2, 1, _FIX, _STATIC, False, False, 0, "546 to 759; 80 keys: 517 to 755, optimistic base: 519 to 753")),
     Row(256, 256, False, 512, TileSm90(
-        2, 64, 2, 1, _FIX, _DYN, True, True, 16, "360; sections of 64 MiB: 311, every block: 350")),
+        2, 64, 2, 1, _FIX, _DYN, True, True, 32, "353, sections of 16 MiB: 344, of 64: 311; every block: -3%")),
     Row(256, 256, False, 4096, TileSm90(
         2, 64, 2, 1, _FIX, _DYN, True, True, 64, "458 to 674; 80 keys: 433 to 659, sections of 16 MiB: 450 to 583")),
     Row(256, 256, False, _ANY, TileSm90(

@@ -117,9 +117,9 @@ struct ForwardSm90Consumer {
   // Fixed base: one compare and one vote a block; the rest is rare.
   CUFLASH_DEVICE void keep_in_range(RowStats& rows, float (&scores)[F::kBlockK / 2], float (&block_sum)[2],
                                     float (&out)[F::kHeadDimV / 2]) {
-    if (!ptx::vote_any(ptx::max(block_sum[0], block_sum[1]) > kSumLimit)) return;
+    if (!ptx::vote_any(ptx::max(block_sum[0], block_sum[1]) > kSumLimit<typename F::Mask>)) return;
     float factor[2];
-    move_base(scores, rows, block_sum, factor);
+    move_base<typename F::Mask>(scores, rows, block_sum, factor);
     tile::scale_rows(scores, factor);
     ptx::wgmma_wait<0>();
     ptx::wgmma_touch(out);

@@ -10,19 +10,14 @@
 // The base is never above the true maximum, so nothing that matters vanishes; what overflows all the same (a jump
 // beyond the exponent range inside one block) shows as an output that is not finite, and the tile is redone in the
 // plain form.
-//
-// Why the fixed base moves long before anything overflows: P = 1 is exact in 16 bits, other values of P are off by up
-// to half a digit. A row with one key that outweighs all others gives that key's value as it is only if that key has
-// P = 1. Without moving, inputs with outliers had 1.4 times the error of a running maximum; with the limit of 32 it is
-// 1.03 to 1.05 times, and random normal inputs hardly ever reach the limit.
 #pragma once
+#include "attention/softmax.cuh"
 #include "kernels/forward_sm90_tiles.cuh"
 #include "tile/arithmetic.cuh"
 #include "tile/warpgroup_fragment.cuh"
 
 namespace cuflash {
 
-inline constexpr float kSumLimit = 32.0f;  // of a thread's part of a row in one block
 // Optimistic: log2; a block that outgrew the base by more is redone. bfloat16 has the exponent range of float, in
 // float16 P must stay below 65504.
 template <class Element>
@@ -92,7 +87,7 @@ CUFLASH_DEVICE void follow_base(const float (&largest)[2], float unit, RowStats&
 // Fixed: rare. Moves the base of rows whose sum passed the limit to their maximum; P of the block and the outputs must
 // follow by the returned factors. The factor is taken from the base that was reached, so a base of millions, whose
 // digits are coarse, does no harm.
-template <int kCount>
+template <class Mask, int kCount>
 CUFLASH_DEVICE void move_base(const float (&probs)[kCount], RowStats& rows, float (&block_sum)[2],
                               float (&factor)[2]) {
   float largest[2];
@@ -100,7 +95,7 @@ CUFLASH_DEVICE void move_base(const float (&probs)[kCount], RowStats& rows, floa
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     rows.is_lost |= largest[i] > kLostProb;
-    const bool moves = tile::quad_max(block_sum[i]) > kSumLimit;  // the row's own affair, whatever its neighbours hold
+    const bool moves = tile::quad_max(block_sum[i]) > kSumLimit<Mask>;  // the row's own affair, whatever its neighbours hold
     const float moved = moves ? rows.base[i] + ptx::lg2(largest[i]) : rows.base[i];
     factor[i] = ptx::ex2(rows.base[i] - moved);
     rows.base[i] = moved;

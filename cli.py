@@ -148,30 +148,22 @@ def bench(preset: str | None, grid: str | None, head_dims: tuple[int, ...], as_j
 @shape_options
 @click.option("--arch", default=None, help="sm_80, sm_90a, …; default: the GPU here, else sm_90a.")
 @click.option("--registers", is_flag=True, help="Compile, to know registers and spills; needs NVRTC, no GPU.")
+@click.option("--measure", is_flag=True, help="Time the call on this GPU, and a matrix product to hold it against.")
 @click.option("--deterministic", is_flag=True)
 @FAMILY
 @JSON
-def explain(
-    preset: str | None, arch: str | None, registers: bool, deterministic: bool, family: str, as_json: bool, **given: Any
-) -> None:
-    """Which kernels a call runs, with which tiles, and why."""
-    from cuflash import catalog
-    from cuflash.tables import explain_table
+def explain(preset: str | None, as_json: bool, **given: Any) -> None:
+    """Which kernels a call runs, with which tiles, and why; how fast they could be, and are."""
+    from cuflash.explanation import explain_shapes
+    from cuflash.tables import explain_lines, explain_table
 
-    device = catalog.device_here(arch, family)
-    for shape in shapes_from(preset, given):
-        described = [
-            catalog.describe(plan, registers) for plan in catalog.plans(shape, device, deterministic=deterministic)
-        ]
+    asked = {name: given.pop(name) for name in ("arch", "registers", "measure", "deterministic", "family")}
+    for shape, plans in explain_shapes(shapes_from(preset, given), **asked):
         if as_json:
-            emit({"shape": shape.name, "plans": described})
+            emit({"shape": shape.name, "plans": plans})
             continue
-        console.print(f"[bold]{shape.name}[/] on {device.name}", explain_table(described))
-        for plan in described:
-            console.print(
-                f"{plan['kind']}: {plan['gflops']:.1f} GFLOP, workspace {plan['workspace_bytes'] / 2**20:.1f} MiB"
-            )
-            console.print(*(f"  {reason}" for reason in plan["reasons"]), sep="\n", markup=False)
+        console.print(f"[bold]{shape.name}[/] on {plans[0]['device']}", explain_table(plans))
+        console.print(*explain_lines(plans), sep="\n", markup=False, highlight=False)
 
 
 @main.command()

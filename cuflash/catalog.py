@@ -1,4 +1,4 @@
-"""Plans of named shapes for GPUs that need not be here: what `explain`, `source` and `compile` print."""
+"""Plans of named shapes for GPUs that need not be here, and their kernels compiled for them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from cuflash.architectures import ARCHITECTURES, Architecture, Device, architecture_of
+from cuflash.architectures import ARCHITECTURES, Architecture, Device
 from cuflash.backends import ANY_FAMILY, why_no_gpu
 from cuflash.errors import ArgumentError, CompileError
 from cuflash.jit import compile_cubin
-from cuflash.plan import Launch, Plan, backward_plan, forward_plan
+from cuflash.plan import Plan, backward_plan, forward_plan
 from cuflash.presets import Shape
 from cuflash.problem import Keywords, Problem, spec_of_contiguous
 from cuflash.variant import Variant
@@ -23,7 +23,6 @@ __all__ = [
     "architectures",
     "compile_many",
     "compile_one",
-    "describe",
     "device_here",
     "device_like",
     "plans",
@@ -102,23 +101,6 @@ def unique_variants(shapes: Iterable[Shape], device: Device, deterministic: bool
     return list({launch.variant: None for launch in launches})
 
 
-def describe(plan: Plan, with_registers: bool = False) -> dict[str, Any]:
-    """A plan as plain data for printing; registers and spills cost a compilation each."""
-    launches = [_describe_launch(launch) for launch in plan.launches]
-    if with_registers:
-        target = architecture_of(plan.device.capability).target
-        for launch, printed in zip(plan.launches, launches, strict=True):
-            printed |= resources_in(compile_cubin(launch.variant, target).log)
-    return {
-        "kind": plan.kind,
-        "device": plan.device.name,
-        "gflops": plan.flops / 1e9,
-        "workspace_bytes": plan.workspace_bytes,
-        "reasons": list(plan.reasons),
-        "launches": launches,
-    }
-
-
 def compile_many(jobs: Iterable[tuple[Variant, str]], out: Path | None) -> Iterator[dict[str, Any]]:
     """``compile_one`` over all cores, results in order; NVRTC works outside Python's lock."""
     with ThreadPoolExecutor(os.cpu_count()) as compilers:
@@ -156,16 +138,3 @@ def resources_in(log: str) -> dict[str, int]:
     registers = [int(number) for number in re.findall(r"Used (\d+) registers", log)]
     spills = [int(number) for number in re.findall(r"(\d+) bytes spill", log)]
     return {"registers": max(registers, default=0), "spill_bytes": sum(spills)}
-
-
-def _describe_launch(launch: Launch) -> dict[str, Any]:
-    variant = launch.variant
-    return {
-        "kernel": variant.symbol,
-        "family": variant.family,
-        "grid": launch.grid,
-        "block": launch.block,
-        "shared_bytes": launch.shared_bytes,
-        "config": dict(variant.fields),
-        "digest": variant.digest[:12],
-    }

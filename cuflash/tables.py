@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -20,6 +20,7 @@ __all__ = [
     "case_table",
     "compile_table",
     "complaints",
+    "explain_lines",
     "explain_table",
     "info_table",
     "summary_line",
@@ -126,6 +127,20 @@ def explain_table(described: Iterable[Mapping[str, Any]]) -> Table:
                 escape(config),
             )
     return table
+
+
+def explain_lines(described: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """What a table has no room for: work, memory, the share of the peak that is possible and reached, reasons."""
+    for plan in described:
+        yield f"{plan['kind']}: {plan['gflops']:.1f} GFLOP, workspace {plan['workspace_bytes'] / 2**20:.1f} MiB"
+        if plan["predicted_share"]:
+            share, bound = f"{100 * plan['predicted_share']:.0f}%", plan["bound_by"]
+            yield f"  at most {share} of the tensor cores' peak: a block of scores is bound by its {bound}"
+        if "tflops" in plan:
+            peak = plan["matmul_tflops"]
+            beside = f", {100 * plan['tflops'] / peak:.0f}% of a matrix product here and now" if peak else ""
+            yield f"  measured {plan['tflops']:.0f} TFLOP/s{beside}"
+        yield from (f"  {reason}" for reason in plan["reasons"])
 
 
 def tune_table(name: str, trials: Iterable[Mapping[str, Any]]) -> Table:

@@ -90,6 +90,24 @@ def test_explain_names_kernels_and_reasons() -> None:
     assert all(launch["grid"] > 0 and launch["kernel"] for plan in plans for launch in plan["launches"])
 
 
+def test_explain_predicts_what_a_hopper_forward_can_reach() -> None:
+    def shares(*more: str) -> list[float]:
+        arguments = ("explain", "--arch", "sm_90a", "--heads", "16", "--json", *more)
+        return [plan["predicted_share"] for plan in json.loads(invoke(*arguments).stdout)["plans"]]
+
+    long, backward = shares("--batch", "8", "--seqlen", "16896")
+    assert 0.99 < long <= 1.0 and backward is None  # 1056 tiles of one length on each of 16 heads: whole rounds
+    assert shares("--seqlen", "512", "--causal")[0] < 0.5  # fewer tiles than multiprocessors, cut by the diagonal
+    assert shares("--dtype", "float32")[0] is None
+    text = invoke("explain", "--arch", "sm_90a").stdout
+    assert "of the tensor cores' peak" in text
+
+
+def test_explain_measures_only_the_gpu_that_is_here() -> None:
+    result = CliRunner().invoke(main, ["explain", "--arch", "sm_80", "--measure"])
+    assert result.exit_code == 1 and "GPU" in result.output
+
+
 def test_source_prints_what_nvrtc_gets() -> None:
     text = invoke("source", "--arch", "sm_80", "--head-dim", "64", "--causal", "--dtype", "float16").stdout
     assert text.startswith("// cuda_src digest ")

@@ -26,6 +26,7 @@ __all__ = [
     "check_devices",
     "cuda_eager",
     "host_eager",
+    "is_plain",
     "needs_no_operator",
     "transforms_are_active",
 ]
@@ -144,6 +145,13 @@ def check_devices(arrays: dict[str, Any]) -> None:
 def transforms_are_active() -> bool:
     """Whether a transform of torch.func surrounds the call."""
     return bool(torch._C._are_functorch_transforms_active())
+
+
+def is_plain(tensors: Iterable[Any]) -> bool:
+    """Whether nobody watches: tensors of torch's own type that hold data, under no transform, mode or compilation."""
+    if torch.compiler.is_compiling() or transforms_are_active() or torch._C._len_torch_dispatch_stack():
+        return False
+    return all(type(x) is torch.Tensor and (x.is_cuda or x.is_cpu) and not x.is_neg() for x in tensors)
 
 
 def needs_no_operator(tensors: Iterable[Any]) -> bool:

@@ -18,9 +18,11 @@ from cuflash.interop.torch_backend import as_numpy, as_torch, cuda_eager, host_e
 from cuflash.problem import Keywords
 
 __all__ = [
+    "backward_kernels",
     "differentiate",
     "fold",
     "forward_into",
+    "forward_kernels",
     "options_of",
     "refuse_second_order",
     "remember",
@@ -109,6 +111,11 @@ def _backward_cpu(*arguments: Any) -> tuple[Any, Any, Any]:
     return as_torch(dq), as_torch(dk), as_torch(dv)
 
 
+def forward_kernels(*arguments: Any) -> tuple[Any, Any]:
+    """What the operator does, without the way through the dispatcher."""
+    return (_forward_cuda if arguments[0].is_cuda else _forward_cpu)(*arguments)
+
+
 def _given(arrays: Any) -> dict[str, Any]:
     return {name: x for name, x in zip(_BACKWARD, arrays, strict=True) if x is not None}
 
@@ -156,10 +163,11 @@ def differentiate(operator: Any, ctx: Any, d_out: Any, d_lse: Any) -> tuple[Any,
 
 
 def _differentiate(ctx: Any, d_out: Any, d_lse: Any) -> tuple[Any, ...]:
-    return differentiate(_backward, ctx, d_out, d_lse)
+    return differentiate(backward_kernels, ctx, d_out, d_lse)
 
 
-def _backward(*arguments: Any) -> Any:
+def backward_kernels(*arguments: Any) -> Any:
+    """The gradient, by the shortest way that is right where it is called."""
     *arrays, options = arguments
     given = _given(arrays)
     if needs_no_operator(given.values()):

@@ -186,7 +186,7 @@ def info_table(facts: Mapping[str, Any]) -> Table:
     table.add_row("NVIDIA driver", facts["driver"] or "none")
     table.add_row("NVRTC", facts["nvrtc"] or "none")
     table.add_row("C++ compiler", facts["emulator_compiler"] or "none")
-    table.add_row("plans of JAX and torch", facts["launcher"])
+    table.add_row("plans of GPU arrays", facts["launcher"])
     for card in facts["gpus"]:
         sizes = f"{card['memory_gib']} GiB, {card['multiprocessors']} SMs, {card['shared_limit_kib']} KiB shared"
         families = f"families {', '.join(card['families']) or 'none'}: {card['why']}"

@@ -15,7 +15,7 @@ from cuflash.specs import ArraySpec
 from cuflash.tiling_sm90 import SLAB, Schedule, TileSm90, shared_bytes, tile_sm90
 from cuflash.variant import Variant
 
-__all__ = ["forward", "forward_with_tile", "tensor_map_slot", "unaddressable"]
+__all__ = ["forward", "forward_with_tile", "packed_heads", "tensor_map_slot", "unaddressable"]
 
 MAX_TILES = 2**30  # the counter and the index of the next tile stay below 2^31
 MAX_BOX = 256  # extent of a box of TMA
@@ -29,7 +29,7 @@ def forward(problem: Problem, device: Device) -> Plan | str:
     refusal = _refusal(problem)
     if refusal:
         return refusal
-    group = _packed_heads(problem)
+    group = packed_heads(problem)
     return forward_with_tile(problem, device, tile_sm90(problem, problem.seqlen_q * group), group)
 
 
@@ -72,7 +72,7 @@ def forward_with_tile(problem: Problem, device: Device, tile: TileSm90, group: i
     )
 
 
-def _packed_heads(problem: Problem) -> int:
+def packed_heads(problem: Problem) -> int:
     """Query heads that share a tile: the whole group where its rows fill tiles better than each head's own would."""
     group = problem.num_q_heads // max(problem.num_kv_heads, 1)
     if group <= 1 or problem.score.pointers or problem.seqlen_q == 0:
@@ -202,7 +202,7 @@ def _tensor_maps(problem: Problem, tile: TileSm90, group: int) -> tuple[TensorMa
     dtype, itemsize = problem.dtype.name, problem.dtype.itemsize
     q = tensor_map_slot(0, "q", problem.q, tile.block_q, dtype, itemsize)
     first_key, num_keys = _seen_keys(problem)
-    maps = [_with_packed_heads(q, group) if group > 1 else q]
+    maps = [_withpacked_heads(q, group) if group > 1 else q]
     for index, (operand, spec) in enumerate((("k", problem.k), ("v", problem.v)), start=1):
         batch, _, heads, dim = spec.shape
         seen = spec._replace(shape=(batch, num_keys, heads, dim))
@@ -211,7 +211,7 @@ def _tensor_maps(problem: Problem, tile: TileSm90, group: int) -> tuple[TensorMa
     return tuple(maps)
 
 
-def _with_packed_heads(q: TensorMapSlot, group: int) -> TensorMapSlot:
+def _withpacked_heads(q: TensorMapSlot, group: int) -> TensorMapSlot:
     """Dimensions (column, head of the group, row, group, batch): a box is the whole group at several rows."""
     columns, rows, heads, batch = q.dims
     row_bytes, head_bytes, batch_bytes = q.strides_bytes

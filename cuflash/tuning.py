@@ -55,11 +55,12 @@ class Trial:
 
 def neighbours(tile: TileSm90, problem: Problem, device: Device) -> list[TileSm90]:
     """Tiles that differ from one in a single choice and fit registers and shared memory."""
-    found = []
+    found, group = [], plan_sm90.packed_heads(problem)
     for other in _changes(tile, problem.mask.left is not None or problem.mask.right is not None):
         dim_v = -(-problem.head_dim_v // 16) * 16
         registers = other.block_k // 2 + other.block_k // 4 + dim_v // 2
         fits = shared_bytes(other, problem.head_dim, problem.head_dim_v) <= device.shared_limit
+        fits = fits and other.block_q % group == 0  # packed heads share whole tiles
         if fits and registers <= ACCUMULATORS[other.warpgroups] and other != tile:
             found.append(other)
     return found
@@ -85,7 +86,7 @@ def _changes(tile: TileSm90, has_mask: bool) -> Iterator[TileSm90]:
 
 def climb(problem: Problem, device: Device, time: Timer, steps: int) -> list[Trial]:
     """Goes from the table's tile to the fastest neighbour, at most ``steps`` times; all trials, fastest first."""
-    start = tile_sm90(problem, problem.seqlen_q)
+    start = tile_sm90(problem, problem.seqlen_q * plan_sm90.packed_heads(problem))
     times: dict[TileSm90, float] = {}
     best = start
     for _ in range(steps):
@@ -122,7 +123,8 @@ def tune(shape: Shape, steps: int = 3, budget_ms: float = 10.0, rounds: int = 3)
     operands |= {output.name: backend.empty(output.shape, output.dtype, arrays["q"]) for output in answer.outputs}
 
     def time(tiles: Sequence[TileSm90]) -> list[float]:
-        plans = [plan_sm90.forward_with_tile(problem, device, tile) for tile in tiles]
+        group = plan_sm90.packed_heads(problem)
+        plans = [plan_sm90.forward_with_tile(problem, device, tile, group) for tile in tiles]
         calls = [_call(backend, plan, operands) for plan in plans if isinstance(plan, Plan)]
         samples: list[list[float]] = [[] for _ in calls]
         for _ in range(rounds):

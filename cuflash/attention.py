@@ -13,8 +13,9 @@ from typing import Any
 from cuflash.dispatch import door_of
 from cuflash.eager import Gradients
 from cuflash.errors import UnsupportedError
+from cuflash.numeric import flag
 from cuflash.plan import Plan
-from cuflash.problem import Keywords
+from cuflash.specs import Keywords
 
 __all__ = ["explain", "flash_attention", "flash_attention_backward", "flash_attention_vjp"]
 
@@ -66,6 +67,8 @@ def flash_attention(
     """
     if bias is not None or sinks is not None or dropout is not None:
         _refuse_absent(bias=bias, sinks=sinks, dropout=dropout)
+    if return_lse is not True and return_lse is not False:
+        return_lse = flag("return_lse", return_lse)
     words = Keywords(scale, causal, _pair(window), softcap, mask, score, align, deterministic, batch_invariant)
     arrays = {"q": q, "k": k, "v": v}
     if alibi_slopes is not None:

@@ -49,4 +49,8 @@ def dtype_of(argument: str, dtype: object) -> DType:
     if name not in DTYPES:
         remedy = "cast with .astype(numpy.float32)" if name == "float64" else "cast the array first"
         raise ArgumentTypeError(f"{argument}.dtype", name, f"must be one of {', '.join(DTYPES)}", remedy)
+    if not getattr(dtype, "isnative", True):  # NumPy's name of a dtype says nothing about the order of its bytes
+        text = f"{getattr(dtype, 'str', name)} ({name})"
+        remedy = f"cast with .astype('{name}')"
+        raise ArgumentTypeError(f"{argument}.dtype", text, "must be in native byte order", remedy)
     return DTYPES[name]

@@ -14,6 +14,7 @@ from cuflash.problem import ArraySpec, Keywords, Problem, spec_of_contiguous
 __all__ = ["Backend", "Eager", "Gradients"]
 
 CACHE_LIMIT = 4096  # plans; a table that reaches it starts afresh
+_CONTIGUOUS = ("lse", "d_lse", "alibi_slopes")  # small beside q, k and v: kernels read them as one piece
 
 
 class Gradients(NamedTuple):
@@ -65,7 +66,7 @@ class Eager:
 
     def forward(self, inputs: dict[str, Any], words: Keywords, out: Any = None) -> tuple[Any, Any]:
         """``(out, lse)`` for inputs q, k, v and perhaps alibi_slopes."""
-        backend = self.backend
+        backend, inputs = self.backend, self._settled(inputs)
         plan = self.plan("forward", inputs if out is None else {**inputs, "out": out}, words)
         operands = dict(inputs)
         if out is None:
@@ -79,8 +80,7 @@ class Eager:
 
     def backward(self, inputs: dict[str, Any], words: Keywords) -> Gradients:
         """Gradients for inputs d_out, q, k, v, out, lse and perhaps d_lse, alibi_slopes."""
-        backend = self.backend
-        inputs = {name: backend.contiguous(x) if name in ("lse", "d_lse") else x for name, x in inputs.items()}
+        backend, inputs = self.backend, self._settled(inputs)
         plan = self.plan("backward", inputs, words)
         operands = dict(inputs)
         for output in plan.outputs:
@@ -90,6 +90,7 @@ class Eager:
 
     def explain(self, inputs: dict[str, Any], words: Keywords, backward: bool) -> Plan:
         """The plan for inputs q, k, v; a backward plan assumes contiguous out and d_out."""
+        inputs = self._settled(inputs)
         specs = {name: self.backend.spec(name, array) for name, array in inputs.items()}
         device = self.backend.device(inputs)
         problem = Problem.forward(specs.pop("q"), specs.pop("k"), specs.pop("v"), words, **specs)
@@ -101,8 +102,12 @@ class Eager:
 
     def plan(self, kind: str, arrays: dict[str, Any], words: Keywords) -> Plan:
         """The plan for these arrays, from the cache if the same question was asked before."""
-        key = (kind, words, *arrays, *map(self.backend.key, arrays.values()))
-        plan = self._plans.get(key)
+        # The types too, because True equals 1: a number where a flag belongs must not find the flag's plan.
+        key = (kind, words, *map(type, words), *arrays, *map(self.backend.key, arrays.values()))
+        try:
+            plan = self._plans.get(key)
+        except TypeError:  # an option that cannot be hashed, such as an array: refused by name where the plan is made
+            return self._make_plan(kind, arrays, words)
         if plan is None:
             plan = self._make_plan(kind, arrays, words)
             with self._lock:
@@ -119,6 +124,11 @@ class Eager:
         d_out, q, k, v, out, lse = (specs.pop(name) for name in ("d_out", "q", "k", "v", "out", "lse"))
         problem = Problem.backward(d_out, q, k, v, out, lse, words, **specs)
         return backward_plan(problem, self.backend.device(arrays))
+
+    def _settled(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        if not any(name in inputs for name in _CONTIGUOUS):
+            return inputs
+        return {name: self.backend.contiguous(x) if name in _CONTIGUOUS else x for name, x in inputs.items()}
 
     def _run(self, plan: Plan, operands: dict[str, Any]) -> None:
         if plan.workspace_bytes:

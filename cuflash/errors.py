@@ -17,6 +17,18 @@ class CuflashError(Exception):
     """Base of all deliberate cuflash errors."""
 
 
+class _Shown(str):
+    """How a value looked: what an error carries to another process in place of it, which may not travel."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+_CARRIED = (int, float, str, type(None))
+
+
 class _Refusal(CuflashError):
     """A caller's mistake: names the argument, its value, the rule it breaks and the way out."""
 
@@ -26,7 +38,8 @@ class _Refusal(CuflashError):
         super().__init__(f"{text}; {remedy}" if remedy else text)
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.argument, self.value, self.rule, self.remedy)
+        value = self.value if isinstance(self.value, _CARRIED) else _Shown(_short(self.value))
+        return type(self), (self.argument, value, self.rule, self.remedy)
 
 
 class ArgumentError(_Refusal, ValueError):

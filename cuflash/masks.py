@@ -103,7 +103,9 @@ class SlidingWindow(Mask):
 
     def __post_init__(self) -> None:
         for name in ("before", "after"):
-            _check_bound(name, getattr(self, name), getattr(self, name))
+            bound = getattr(self, name)
+            _check_bound(name, bound, bound)
+            object.__setattr__(self, name, None if bound is None else int(bound))
 
     @property
     def left(self) -> int | None:
@@ -130,7 +132,7 @@ def mask_from_keywords(causal: object, window: object, mask: object) -> Mask:
     if not isinstance(causal, (bool, np.bool_)):
         raise ArgumentTypeError("causal", causal, "must be True or False")
     if mask is not None:
-        if not isinstance(mask, Mask):
+        if not isinstance(mask, Mask) or not hasattr(mask, "header"):
             rule = "must be one of cuflash's masks (" + ", ".join(kind.__name__ for kind in MASKS) + ")"
             raise ArgumentTypeError("mask", mask, rule, "boolean mask arrays are not taken; use a rule on positions")
         if causal or window is not None:
@@ -162,7 +164,7 @@ def shift_of(align: object, seqlen_q: int, seqlen_k: int) -> int:
         if abs(align) >= _OPEN:
             raise ArgumentError("align", align, f"must lie within {_OPEN} positions of 0")
         return int(align)
-    if align not in ALIGNMENTS:
+    if not isinstance(align, str) or align not in ALIGNMENTS:
         raise ArgumentError("align", align, f"must be one of {', '.join(ALIGNMENTS)} or an integer")
     return seqlen_k - seqlen_q if align == "bottom-right" else 0
 

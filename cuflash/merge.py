@@ -6,7 +6,9 @@ from typing import Any
 
 from array_api_compat import array_namespace
 
-from cuflash.errors import ArgumentError
+from cuflash.dispatch import library_of
+from cuflash.dtypes import DTYPES, dtype_of
+from cuflash.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["merge_states"]
 
@@ -22,14 +24,9 @@ def merge_states(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, A
         out in the dtype of ``out_a`` and lse in float32. Plain array code: differentiable wherever the library is.
 
     Raises:
-        ArgumentError: the shapes do not belong together.
+        ArgumentError, ArgumentTypeError: not arrays, or their shapes or dtypes do not belong together.
     """
-    for name, value, like in (("out_b", out_b, out_a), ("lse_b", lse_b, lse_a)):
-        if value.shape != like.shape:
-            raise ArgumentError(f"{name}.shape", tuple(value.shape), f"must be {tuple(like.shape)}")
-    batch, seqlen_q, num_q_heads, _ = out_a.shape
-    if tuple(lse_a.shape) != (batch, num_q_heads, seqlen_q):
-        raise ArgumentError("lse_a.shape", tuple(lse_a.shape), f"must be {(batch, num_q_heads, seqlen_q)}")
+    _check(out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
     xp = array_namespace(out_a, lse_a, out_b, lse_b)
     top = xp.where(lse_a > lse_b, lse_a, lse_b)
     # A row without keys on either side has top = -inf; 0 keeps the difference below at -inf instead of NaN, in the
@@ -40,8 +37,32 @@ def merge_states(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, A
     safe = xp.where(total == 0, xp.ones_like(total), total)
     lse = xp.where(total == 0, top, base + xp.log(safe))
     share_a, share_b = (_as_rows(xp, weight / safe) for weight in (weight_a, weight_b))
-    out = share_a * xp.astype(out_a, lse.dtype) + share_b * xp.astype(out_b, lse.dtype)
-    return xp.astype(out, out_a.dtype), lse
+    # A part without keys is chosen away: whatever its out holds, NaN too, zero times it would not be nothing.
+    rows_a, rows_b = (
+        xp.where(_as_rows(xp, lse_x == -xp.inf), xp.zeros_like(share_a), xp.astype(out_x, lse.dtype))
+        for out_x, lse_x in ((out_a, lse_a), (out_b, lse_b))
+    )
+    return xp.astype(share_a * rows_a + share_b * rows_b, out_a.dtype), lse
+
+
+def _check(**arrays: Any) -> None:
+    for name, array in arrays.items():
+        library_of(name, array)
+        if getattr(array, "dtype", None) is None or not hasattr(array, "shape"):
+            raise ArgumentTypeError(name, type(array).__name__, "must be an array with a shape and a dtype")
+        if name.startswith("out"):
+            dtype_of(name, array.dtype)
+        elif dtype_of(name, array.dtype) is not DTYPES["float32"]:
+            raise ArgumentTypeError(f"{name}.dtype", str(array.dtype), "must be float32", "cast it")
+    out_a, lse_a, out_b, lse_b = arrays.values()
+    if len(out_a.shape) != 4:
+        rule = "must have the four axes [batch, seqlen_q, num_q_heads, head_dim_v]"
+        raise ArgumentError("out_a.shape", tuple(out_a.shape), rule)
+    batch, seqlen_q, num_q_heads, _ = out_a.shape
+    rows = (batch, num_q_heads, seqlen_q)
+    for name, array, shape in (("out_b", out_b, out_a.shape), ("lse_a", lse_a, rows), ("lse_b", lse_b, rows)):
+        if tuple(array.shape) != tuple(shape):
+            raise ArgumentError(f"{name}.shape", tuple(array.shape), f"must be {tuple(shape)}")
 
 
 def _as_rows(xp: Any, weight: Any) -> Any:

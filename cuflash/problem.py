@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Real
-
-import numpy as np
 
 from cuflash.dtypes import DTYPES, DType, dtype_of
 from cuflash.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from cuflash.masks import Mask, mask_from_keywords, shift_of
 from cuflash.scores import Score, score_from_keywords
-from cuflash.specs import ArraySpec, Keywords, spec_of_contiguous
+from cuflash.specs import ArraySpec, Keywords, settled, spec_of_contiguous
 
 __all__ = ["ArraySpec", "Keywords", "Problem", "spec_of_contiguous"]
 
@@ -94,7 +91,8 @@ class Problem:
             UnsupportedError: a meaningful request beyond this version.
         """
         dtype = _check_arrays(q, k, v)
-        scale = _scale(keywords.scale, q.shape[3])
+        keywords = settled(keywords)
+        scale = 1.0 / math.sqrt(max(q.shape[3], 1)) if keywords.scale is None else keywords.scale
         has_alibi = alibi_slopes is not None
         problem = cls(
             q=q,
@@ -105,10 +103,10 @@ class Problem:
             score=score_from_keywords(scale, keywords.softcap, has_alibi, keywords.score),
             scale=scale,
             shift=shift_of(keywords.align, q.shape[1], k.shape[1]),
-            deterministic=_flag("deterministic", keywords.deterministic),
+            deterministic=keywords.deterministic,
             alibi_slopes=alibi_slopes,
             out=out,
-            batch_invariant=_flag("batch_invariant", keywords.batch_invariant),
+            batch_invariant=keywords.batch_invariant,
         )
         if alibi_slopes is not None:
             _check_slopes(alibi_slopes, problem)
@@ -153,6 +151,7 @@ def _check_arrays(q: ArraySpec, k: ArraySpec, v: ArraySpec) -> DType:
             raise ArgumentError(f"{name}.shape", spec.shape, f"must have the four axes {axes}")
         if spec.shape[1] >= MAX_SEQLEN:
             raise ArgumentError(f"{name}.shape", spec.shape, f"must have fewer than {MAX_SEQLEN} rows")
+        _check_address(name, spec)
     dtype = dtype_of("q", q.dtype)
     for name, spec in (("k", k), ("v", v)):
         if dtype_of(name, spec.dtype) is not dtype:
@@ -167,6 +166,13 @@ def _check_arrays(q: ArraySpec, k: ArraySpec, v: ArraySpec) -> DType:
     _check_head_dim("head_dim", q.shape[3])
     _check_head_dim("head_dim_v", v.shape[3])
     return dtype
+
+
+def _check_address(argument: str, spec: ArraySpec) -> None:
+    itemsize = dtype_of(argument, spec.dtype).itemsize
+    if spec.alignment < itemsize and 0 not in spec.shape:
+        rule = f"divides its address, which must be a multiple of the {itemsize}-byte element"
+        raise ArgumentError(f"{argument}.alignment", spec.alignment, rule, "pass a copy")
 
 
 def _check_heads(num_q_heads: int, num_kv_heads: int) -> None:
@@ -190,8 +196,9 @@ def _check_slopes(slopes: ArraySpec, problem: Problem) -> None:
     allowed = ((problem.num_q_heads,), (problem.batch, problem.num_q_heads))
     if slopes.shape not in allowed:
         raise ArgumentError("alibi_slopes.shape", slopes.shape, f"must be {allowed[0]} or {allowed[1]}")
-    if slopes.shape[-1] > 1 and slopes.strides[-1] != 1:
+    if slopes.shape[-1] > 1 and 0 not in slopes.shape and slopes.strides[-1] != 1:
         raise ArgumentError("alibi_slopes.strides", slopes.strides, "must be contiguous over heads")
+    _check_address("alibi_slopes", slopes)
 
 
 def _check_like(argument: str, spec: ArraySpec, shape: tuple[int, ...], dtype: DType) -> None:
@@ -199,6 +206,7 @@ def _check_like(argument: str, spec: ArraySpec, shape: tuple[int, ...], dtype: D
         raise ArgumentError(f"{argument}.shape", spec.shape, f"must be {shape}")
     if spec.dtype != dtype.name:
         raise ArgumentTypeError(f"{argument}.dtype", spec.dtype, f"must be {dtype.name}")
+    _check_address(argument, spec)
 
 
 def _check_no_self_overlap(argument: str, spec: ArraySpec) -> None:
@@ -207,20 +215,3 @@ def _check_no_self_overlap(argument: str, spec: ArraySpec) -> None:
         if stride <= reach:
             raise ArgumentError(f"{argument}.strides", spec.strides, "let two elements share memory", "pass a copy")
         reach += stride * (extent - 1)
-
-
-def _scale(scale: object, head_dim: int) -> float:
-    if scale is None:
-        return 1.0 / math.sqrt(max(head_dim, 1))
-    if isinstance(scale, (bool, np.bool_)) or not isinstance(scale, (Real, np.floating, np.integer)):
-        raise ArgumentTypeError("scale", scale, "must be a real number or None", "None means 1/sqrt(head_dim)")
-    value = float(scale)
-    if not math.isfinite(value):
-        raise ArgumentError("scale", scale, "must be finite", "None means 1/sqrt(head_dim)")
-    return value
-
-
-def _flag(argument: str, value: object) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
-        raise ArgumentTypeError(argument, value, "must be True or False")
-    return bool(value)

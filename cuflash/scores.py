@@ -6,7 +6,6 @@ keywords: softcap, then ALiBi (as in flash-attn).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,8 +13,23 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cuflash.errors import ArgumentError, ArgumentTypeError
+from cuflash.numeric import finite_number, positive_number
 
-__all__ = ["SCORES", "Alibi", "Identity", "Scaled", "Score", "Softcap", "Then", "Where", "score_from_keywords"]
+__all__ = [
+    "SCORES",
+    "Alibi",
+    "Identity",
+    "Scaled",
+    "Score",
+    "Softcap",
+    "Then",
+    "Where",
+    "score_from_keywords",
+    "score_of_keyword",
+    "softcap_of_keyword",
+]
+
+_OFF = "None (or 0) turns it off"
 
 
 @dataclass(frozen=True)
@@ -100,10 +114,7 @@ class Softcap(Score):
     header: ClassVar[str] = "softcap"
 
     def __post_init__(self) -> None:
-        if isinstance(self.cap, bool) or not isinstance(self.cap, (int, float, np.floating, np.integer)):
-            raise ArgumentTypeError("softcap", self.cap, "must be a number")
-        if not (math.isfinite(self.cap) and self.cap > 0):
-            raise ArgumentError("softcap", self.cap, "must be finite and positive", "None (or 0) turns it off")
+        object.__setattr__(self, "cap", positive_number("softcap", self.cap, _OFF))
 
     def params_dtype(self) -> np.dtype[Any]:
         return np.dtype([("cap", np.float32), ("inverse_cap", np.float32)], align=True)
@@ -148,6 +159,12 @@ class Then(Score):
     first: Score
     second: Score
     header: ClassVar[str] = "then"
+
+    def __post_init__(self) -> None:
+        if score_of_keyword(self.first) is None or score_of_keyword(self.second) is None:
+            raise ArgumentTypeError("score", None, "must be a score function on both sides of Then")
+        if set(self.first.pointers) & set(self.second.pointers):
+            raise ArgumentError("score", self.short, "reads an array twice", "add the slopes up and use one Alibi")
 
     @property
     def cuda(self) -> str:
@@ -197,16 +214,15 @@ def score_from_keywords(scale: float, softcap: object, has_alibi: bool, score: o
     Raises:
         ArgumentError, ArgumentTypeError: a value outside the rules, or a score object beside the keywords.
     """
+    score = score_of_keyword(score)
     if score is not None:
-        if not isinstance(score, Score):
-            names = ", ".join(kind.__name__ for kind in SCORES)
-            raise ArgumentTypeError("score", score, f"must be one of cuflash's score functions ({names})")
         if softcap is not None:
             raise ArgumentError("score", score, "cannot be combined with softcap=", "give one of them")
         if has_alibi != ("alibi_slopes" in score.pointers):
             raise ArgumentError("score", score, "takes alibi_slopes= exactly when it contains Alibi")
         return Scaled() if isinstance(score, Identity) and scale <= 0 else score
-    capped = None if softcap is None or _is_zero(softcap) else Softcap(softcap)  # type: ignore[arg-type]
+    cap = softcap_of_keyword(softcap)
+    capped = None if cap is None else Softcap(cap)
     if capped and has_alibi:
         return Then(capped, Alibi())
     if has_alibi:
@@ -214,5 +230,19 @@ def score_from_keywords(scale: float, softcap: object, has_alibi: bool, score: o
     return capped or (Identity() if scale > 0 else Scaled())
 
 
-def _is_zero(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == 0
+def score_of_keyword(score: object) -> Score | None:
+    """The score function that ``score=`` gives.
+
+    Raises:
+        ArgumentTypeError: not an object of a class that has a CUDA half.
+    """
+    if score is None or (isinstance(score, Score) and hasattr(score, "header")):
+        return score
+    rule = f"must be one of cuflash's score functions ({', '.join(kind.__name__ for kind in SCORES)})"
+    raise ArgumentTypeError("score", score, rule)
+
+
+def softcap_of_keyword(softcap: object) -> float | None:
+    """The cap as a plain number, None where it is off; raises as Softcap does."""
+    cap = None if softcap is None else finite_number("softcap", softcap, _OFF)
+    return Softcap(cap).cap if cap else None

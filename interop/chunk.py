@@ -9,7 +9,7 @@ from array_api_compat import array_namespace
 
 from cuflash.attention import flash_attention
 from cuflash.dtypes import dtype_of
-from cuflash.errors import ArgumentTypeError
+from cuflash.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["attention_chunk"]
 
@@ -35,7 +35,20 @@ def attention_chunk(
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
             rule = "must be a Python int: it is part of the plan"
             raise ArgumentTypeError(name, type(value).__name__, rule, "choose between static chunks with lax.switch")
-    row = dtype_of("out_dtype", getattr(out_dtype, "dtype", out_dtype))  # jax.numpy's scalar types carry theirs
+    for name in ("align", "return_lse"):
+        if name in keywords:
+            raise ArgumentError(name, keywords[name], "is fixed here", "q_offset and k_offset align; lse always comes")
+    row = dtype_of("out_dtype", _named(out_dtype))
     out, lse = flash_attention(q, k, v, align=int(q_offset - k_offset), return_lse=True, **keywords)
     xp = array_namespace(out)
     return xp.astype(out, getattr(xp, row.name, None) or row.numpy), lse
+
+
+def _named(dtype: Any) -> Any:
+    """A dtype in any spelling: NumPy's scalar types and short names, jax.numpy's scalar types, torch's dtypes."""
+    if isinstance(dtype, str) or (isinstance(dtype, type) and issubclass(dtype, np.generic)):
+        try:
+            return np.dtype(dtype)
+        except TypeError:  # bfloat16 is no name of NumPy's
+            return dtype
+    return getattr(dtype, "dtype", dtype)

@@ -21,7 +21,7 @@ from cuflash.interop.jax_dot_product import dot_product_attention
 from cuflash.interop.jax_operator import Question, attend, gradients, problem_of
 from cuflash.merge import merge_states
 from cuflash.plan import Plan
-from cuflash.problem import Keywords
+from cuflash.specs import Keywords, settled
 
 __all__ = ["attention_chunk", "door", "dot_product_attention", "flash_attention", "merge_states"]
 
@@ -37,14 +37,14 @@ class JaxDoor:
 
     def backward(self, inputs: dict[str, Any], words: Keywords) -> Gradients:
         """The gradients, for code that differentiates by hand; ``jax.grad`` needs no call of this."""
-        check_static(words)
+        words = check_static(words)
         problem_of("backward", words, inputs)
         names = ("d_out", "d_lse", "q", "k", "v", "alibi_slopes", "out", "lse")
         return Gradients(*gradients(Question(words, jax_ffi.cpu_mode()), *(inputs.get(name) for name in names)))
 
     def explain(self, inputs: dict[str, Any], words: Keywords, backward: bool) -> Plan:
         """The plan for JAX's first GPU, or for the one that CUFLASH_JAX_CAPABILITY names."""
-        check_static(words)
+        words = check_static(words)
         problem = problem_of("forward", words, inputs)
         if backward:
             likes = {"d_out": problem.out_shape, "out": problem.out_shape}
@@ -60,7 +60,7 @@ _jitted = jax.jit(attend, static_argnums=0)  # outside every transformation: one
 
 def run_forward(inputs: dict[str, Any], words: Keywords, reference: bool = False) -> tuple[Any, Any]:
     """``(out, lse)`` of checked inputs q, k, v and perhaps alibi_slopes."""
-    check_static(words)
+    words = check_static(words)
     arrays = (*(inputs[name] for name in "qkv"), inputs.get("alibi_slopes"))
     if not reference and not any(isinstance(x, jax.core.Tracer) for x in arrays):
         out, lse = _jitted(Question(words, jax_ffi.cpu_mode()), *arrays)
@@ -111,22 +111,24 @@ def flash_attention(
     return (out, lse) if return_lse else out
 
 
-def check_static(words: Keywords) -> None:
-    """Refuses traced options: a plan is made of their values.
+def check_static(words: Keywords) -> Keywords:
+    """The options as plain values; refuses traced ones, as a plan is made of their values.
 
     Raises:
-        ArgumentTypeError: names the traced one.
+        ArgumentError, ArgumentTypeError: names the option.
     """
     try:
-        _check_static(words)
+        return _check_static(*words)
     except TypeError:  # unhashable, as traced values are
-        _check_static.__wrapped__(words)
+        return _check_static.__wrapped__(*words)
 
 
-@lru_cache(maxsize=1024)
-def _check_static(words: Keywords) -> None:
+@lru_cache(maxsize=1024, typed=True)  # True equals 1, and is another option
+def _check_static(*options: Any) -> Keywords:
+    words = Keywords(*options)
     for name, value in words._asdict().items():
         parts = value if isinstance(value, (tuple, list)) else (value,)
         if any(isinstance(part, jax.Array) for part in parts) or any(isinstance(p, jax.core.Tracer) for p in parts):
             remedy = "multiply q by it and pass scale=1.0" if name == "scale" else "mark it static (static_argnames)"
             raise ArgumentTypeError(name, "a jax array", "must be a Python value: it is part of the plan", remedy)
+    return settled(words)

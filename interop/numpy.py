@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from cuflash.backends import DEVICES, why_no_gpu
+from cuflash.dtypes import dtype_of
 from cuflash.eager import Eager, Gradients
-from cuflash.errors import ArgumentError
+from cuflash.errors import ArgumentError, ArgumentTypeError
 from cuflash.host import NumpyBackend
 from cuflash.plan import Plan
 from cuflash.problem import Keywords
@@ -30,6 +31,7 @@ class NumpyDoor:
 
     def forward(self, inputs: dict[str, Any], words: Keywords, out: Any = None) -> tuple[Any, Any]:
         """``(out, lse)``, writable and owning their memory."""
+        _admit(inputs if out is None else {**inputs, "out": out})
         if _place() == "emulator":
             return _emulator().forward(inputs, words, out)
         if out is not None and not out.flags.writeable:
@@ -44,18 +46,35 @@ class NumpyDoor:
 
     def backward(self, inputs: dict[str, Any], words: Keywords) -> Gradients:
         """The gradients."""
+        _admit(inputs)
         if _place() == "emulator":
             return _emulator().backward(inputs, words)
         return Gradients(*(gradient.get() for gradient in _gpu().backward(_to_gpu(inputs), words)))
 
     def explain(self, inputs: dict[str, Any], words: Keywords, backward: bool) -> Plan:
         """The plan for the place where the arrays would run."""
+        _admit(inputs)
         if _place() == "emulator":
             return _emulator().explain(inputs, words, backward)
         return _gpu().explain(_to_gpu(inputs), words, backward)
 
 
 door = NumpyDoor()
+
+
+def _admit(arrays: dict[str, Any]) -> None:
+    """Refuses what has NumPy's interface and more meaning than its bytes.
+
+    Raises:
+        ArgumentTypeError: a scalar, a masked array, or a dtype without a kernel, such as another order of bytes.
+    """
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise ArgumentTypeError(name, type(array).__name__, "must be an array and not a scalar of NumPy")
+        if isinstance(array, np.ma.MaskedArray):
+            remedy = "pass .filled(), and say with causal=, window= or mask= what is visible"
+            raise ArgumentTypeError(name, type(array).__name__, "hides elements that kernels would read", remedy)
+        dtype_of(name, array.dtype)
 
 
 @cache

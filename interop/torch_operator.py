@@ -15,7 +15,7 @@ from cuflash import masks, scores
 from cuflash.eager import Gradients
 from cuflash.errors import ArgumentError, UnsupportedError
 from cuflash.interop.torch_backend import as_numpy, as_torch, cuda_eager, host_eager, needs_no_operator
-from cuflash.problem import Keywords
+from cuflash.specs import Keywords, settled
 
 __all__ = [
     "backward_kernels",
@@ -49,11 +49,16 @@ def options_of(words: Keywords) -> str:
 
 @torch.compiler.assume_constant_result  # options are static in a compiled graph
 def _text_of(*words: Any) -> str:
-    text = _texts.get(words)
+    key = (*words, *map(type, words))  # True equals 1, and their texts differ
+    try:
+        text = _texts.get(key)
+    except TypeError:  # an option that cannot be hashed, such as an array
+        text, key = None, ()
     if text is None:
-        text = repr(Keywords(*words))
+        text = repr(settled(Keywords(*words)))
         words_of(text)
-        _texts[words] = text
+        if key:
+            _texts[key] = text
     return text
 
 

@@ -42,6 +42,11 @@ def emit(data: Any) -> None:
     click.echo(json.dumps(data, indent=1, default=str))
 
 
+def emit_one_or_all(documents: list[Any]) -> None:
+    """One JSON text whatever was asked for: an object for one shape, a list for several."""
+    emit(documents[0] if len(documents) == 1 else documents)
+
+
 def progress(total: int, label: str) -> tuple[Progress, Any]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     bar = Progress(*columns, console=quiet, transient=True)
@@ -158,10 +163,10 @@ def explain(preset: str | None, as_json: bool, **given: Any) -> None:
     from cuflash.tables import explain_lines, explain_table
 
     asked = {name: given.pop(name) for name in ("arch", "registers", "measure", "deterministic", "family")}
-    for shape, plans in explain_shapes(shapes_from(preset, given), **asked):
-        if as_json:
-            emit({"shape": shape.name, "plans": plans})
-            continue
+    found = explain_shapes(shapes_from(preset, given), **asked)
+    if as_json:
+        emit_one_or_all([{"shape": shape.name, "plans": plans} for shape, plans in found])
+    for shape, plans in () if as_json else found:
         console.print(f"[bold]{shape.name}[/] on {plans[0]['device']}", explain_table(plans))
         console.print(*explain_lines(plans), sep="\n", markup=False, highlight=False)
 
@@ -192,9 +197,14 @@ def tune(preset: str | None, as_json: bool, **given: Any) -> None:
     """Times the tiles around the table's choice on this GPU."""
     from cuflash import tables, tuning
 
+    documents = []
     for shape in shapes_from(preset, given):
         found = [trial.as_dict() for trial in tuning.tune(shape)]
-        emit({"shape": shape.name, "trials": found}) if as_json else console.print(tables.tune_table(shape.name, found))
+        documents.append({"shape": shape.name, "trials": found})
+        if not as_json:
+            console.print(tables.tune_table(shape.name, found))
+    if as_json:
+        emit_one_or_all(documents)
 
 
 @main.command("compile")

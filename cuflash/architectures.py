@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
 
-from cuflash.errors import UnsupportedError
+from cuflash.errors import ArgumentError, UnsupportedError
 
-__all__ = ["ARCHITECTURES", "Architecture", "Device", "architecture_of"]
+__all__ = ["ARCHITECTURES", "Architecture", "Device", "architecture_of", "capability_from_environment"]
 
 KIB = 1024
 
@@ -75,3 +77,16 @@ def architecture_of(capability: tuple[int, int]) -> Architecture:
         rule = "is older than 8.0, the first with the instructions that the kernels use"
         raise UnsupportedError("compute capability", f"{major}.{minor}", rule, "run on the emulator instead")
     return Architecture(capability, f"sm_{major}{minor}", 99 * KIB, 100 * KIB, 1, ("sm80",))
+
+
+def capability_from_environment(variable: str, default: str) -> tuple[int, int]:
+    """The compute capability that a variable such as ``CUFLASH_EMULATOR_CAPABILITY=9.0`` names.
+
+    Raises:
+        ArgumentError: it is no capability.
+    """
+    text = os.environ.get(variable) or default
+    found = re.fullmatch(r"(\d+)(?:\.(\d))?a?", text.strip())
+    if found is None:
+        raise ArgumentError(variable, text, "must be a compute capability", "for instance 8.0, 9.0 or 12.0")
+    return int(found[1]), int(found[2] or 0)

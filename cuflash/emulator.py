@@ -72,9 +72,17 @@ def _workspace(plan: Plan) -> np.ndarray[Any, Any]:
     return workspace
 
 
+def _opened(path: Path, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path), mode=mode)
+    except OSError as error:
+        remedy = "delete it to have it built again, or choose another folder with CUFLASH_EMULATOR_CACHE"
+        raise EmulatorError(f"a library of the emulator cannot be loaded ({error}); {remedy}") from error
+
+
 @cache
 def _runtime(path: Path) -> Any:
-    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    library = _opened(path, ctypes.RTLD_GLOBAL)
     entry = library.cuflash_emulator_launch
     entry.restype = ctypes.c_int
     entry.argtypes = (
@@ -88,7 +96,7 @@ def _runtime(path: Path) -> Any:
 @cache
 def _kernel(path: Path, symbol: str) -> tuple[int, int, int]:
     """Address, parameter bytes and thread limit of a kernel."""
-    library = ctypes.CDLL(str(path))
+    library = _opened(path)
     address = ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value or 0
     return address, library[f"{symbol}_param_bytes"](), library[f"{symbol}_max_threads"]()
 

@@ -6,6 +6,7 @@ to a temporary folder and arrive by rename, under a lock a target, so processes 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -23,6 +24,7 @@ from pathlib import Path
 
 from cuflash import sources
 from cuflash.errors import EmulatorError
+from cuflash.shared_library import is_whole, private_folder
 
 __all__ = ["cache_folder", "kernel_library", "runtime_library"]
 
@@ -53,7 +55,10 @@ def _compiler() -> tuple[str, ...]:
     Raises:
         EmulatorError: there is none; names the package that brings one.
     """
-    named = shlex.split(os.environ.get("CXX", ""))
+    try:
+        named = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise EmulatorError(f"CXX={os.environ['CXX']!r} is not a command: {error}") from error
     for command in ([named] if named else []) + [[name] for name in _COMPILERS]:
         if shutil.which(command[0]):
             return tuple(command)
@@ -112,7 +117,14 @@ def _locked(folder: Path, name: str) -> Iterator[None]:
 
 
 def _run(command: Sequence[str], what: str) -> None:
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    target = Path(command[command.index("-o") + 1])
+    if os.strerror(errno.ENOSPC) in result.stderr:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+    if result.returncode == 0 and not target.exists():
+        raise EmulatorError(
+            f"{command[0]} says that it compiled {what}, and made no file; name a C++20 compiler in CXX"
+        )
     if result.returncode != 0:
         head = "\n".join(result.stderr.strip().splitlines()[:25])
         raise EmulatorError(f"{what} does not compile for the emulator:\n{head}\ncommand: {shlex.join(command)}")
@@ -168,13 +180,22 @@ def kernel_library(source: str, instrument: bool) -> Path:
 
 
 def _once(target: Path, build: Callable[[Path], None]) -> Path:
-    """Builds into a scratch folder unless the target exists, and renames it into place."""
-    if target.exists():
+    """Builds into a scratch folder unless the target is there and whole, and renames it into place.
+
+    Where the cache cannot be written (read-only, full, not a folder) a folder of this process stands in for it.
+    """
+    if is_whole(target):
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target.parent, target.stem):
-        if not target.exists():
-            with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-                build(Path(scratch))
-                os.replace(Path(scratch) / target.name, target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target.parent, target.stem):
+            if not is_whole(target):
+                with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+                    build(Path(scratch))
+                    os.replace(Path(scratch) / target.name, target)
+    except OSError as error:
+        private = private_folder(target.parent)
+        if private == target.parent:
+            raise EmulatorError(f"no folder can be written to build the emulator's kernels: {error}") from error
+        return _once(private / target.name, build)
     return target

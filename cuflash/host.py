@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 
-from cuflash.architectures import Device
+from cuflash.architectures import Device, capability_from_environment
 from cuflash.dtypes import DTYPES, dtype_of
 from cuflash.eager import Eager, element_strides
 from cuflash.overlap import shares_memory
@@ -67,8 +66,7 @@ def _extent(array: Any) -> tuple[int, tuple[int, ...], tuple[int, ...], int]:
 
 def _device_from_environment() -> Device:
     """CUFLASH_EMULATOR_CAPABILITY, such as "9.0", dresses the emulator as another GPU."""
-    major, minor = os.environ.get("CUFLASH_EMULATOR_CAPABILITY", "8.0").split(".")
-    return Device.emulated((int(major), int(minor)))
+    return Device.emulated(capability_from_environment("CUFLASH_EMULATOR_CAPABILITY", "8.0"))
 
 
 eager = Eager(NumpyBackend())

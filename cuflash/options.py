@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import click
 
+from cuflash.errors import ArgumentError
 from cuflash.presets import PRESETS, Shape, preset_shapes
 
 __all__ = ["FAMILY", "JSON", "MODELS", "PRESET", "shape_options", "shapes_from"]
@@ -16,24 +18,31 @@ FAMILY = click.option("--family", default="auto", show_default=True, help="Force
 MODELS = click.option("--preset", default="all", show_default=True, help=f"all, {', '.join(PRESETS)}.")
 PRESET = click.option("--preset", default=None, help=f"A model's shapes: all, {', '.join(PRESETS)}.")
 
+_COUNT = click.IntRange(min=0)
+
 
 def shape_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options that name one attention call, for commands that need no arrays."""
     options = (
         PRESET,
-        click.option("--batch", default=1, show_default=True),
-        click.option("--seqlen", "seqlen_q", default=4096, show_default=True),
-        click.option("--seqlen-k", default=None, type=int, help="Default: as --seqlen."),
-        click.option("--heads", "num_q_heads", default=32, show_default=True),
-        click.option("--kv-heads", "num_kv_heads", default=None, type=int, help="Default: as --heads."),
-        click.option("--head-dim", default=128, show_default=True),
-        click.option("--head-dim-v", default=0, help="Default: as --head-dim."),
+        click.option("--batch", default=1, type=_COUNT, show_default=True),
+        click.option("--seqlen", "seqlen_q", default=4096, type=_COUNT, show_default=True),
+        click.option("--seqlen-k", default=None, type=_COUNT, help="Default: as --seqlen."),
+        click.option("--heads", "num_q_heads", default=32, type=_COUNT, show_default=True),
+        click.option("--kv-heads", "num_kv_heads", default=None, type=_COUNT, help="Default: as --heads."),
+        click.option("--head-dim", default=128, type=_COUNT, show_default=True),
+        click.option("--head-dim-v", default=0, type=_COUNT, help="Default: as --head-dim."),
         click.option("--dtype", default="bfloat16", show_default=True),
         click.option("--causal", is_flag=True),
         click.option("--window", default=None, help="LEFT,RIGHT; an empty side is open, as in 4095,0 or ,8."),
         click.option("--softcap", default=None, type=float),
         click.option("--alibi", is_flag=True),
-        click.option("--align", default="bottom-right", show_default=True),
+        click.option(
+            "--align",
+            default="bottom-right",
+            show_default=True,
+            help="bottom-right, top-left, or the key position of query 0.",
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -43,11 +52,19 @@ def shape_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def shapes_from(preset: str | None, given: dict[str, Any]) -> list[Shape]:
     if preset:
         return list(preset_shapes(preset))
-    window = given.pop("window")
-    sides = None
-    if window is not None:
-        left, _, right = window.partition(",")
-        sides = (int(left) if left else None, int(right) if right else None)
+    sides = _sides(given.pop("window"))
+    if re.fullmatch(r"[-+]?\d+", given["align"]):
+        given["align"] = int(given["align"])
     given["seqlen_k"] = given["seqlen_q"] if given["seqlen_k"] is None else given["seqlen_k"]
-    given["num_kv_heads"] = given["num_kv_heads"] or given["num_q_heads"]
+    given["num_kv_heads"] = given["num_q_heads"] if given["num_kv_heads"] is None else given["num_kv_heads"]
     return [Shape(name="call", window=sides, **given)]
+
+
+def _sides(window: str | None) -> tuple[int | None, int | None] | None:
+    if window is None:
+        return None
+    found = re.fullmatch(r"\s*([-+]?\d+)?\s*,\s*([-+]?\d+)?\s*", window)
+    if found is None:
+        raise ArgumentError("--window", window, "must be LEFT,RIGHT", "an empty side is open, as in 4095,0 or ,8")
+    left, right = (None if side is None else int(side) for side in found.groups())
+    return left, right

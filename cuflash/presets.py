@@ -28,7 +28,7 @@ class Shape:
     window: tuple[int | None, int | None] | None = None
     softcap: float | None = None
     alibi: bool = False
-    align: str = "bottom-right"
+    align: str | int = "bottom-right"
     scale: float | None = None
 
     def __post_init__(self) -> None:

@@ -89,7 +89,9 @@ class _State:
         keep = mask.keeps(rows, columns, shift) & (rows >= 0)
         operands = {}
         if slopes is not None:
-            operands["alibi_slopes"] = slopes.astype(work).reshape(*slopes.shape[:-1], -1, groups)
+            operands["alibi_slopes"] = slopes.astype(work).reshape(
+                *slopes.shape[:-1], slopes.shape[-1] // groups, groups
+            )
         where = Where(rows, columns, shift, operands, xp)
         with np.errstate(all="ignore"):
             raw = rounded(scale * rounded(q @ k.swapaxes(-1, -2), precision), precision)

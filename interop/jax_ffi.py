@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from cuflash.architectures import Device, architecture_of
+from cuflash.architectures import Device, architecture_of, capability_from_environment
 from cuflash.dtypes import DTYPES
 from cuflash.errors import ArgumentError, DeviceError
 from cuflash.interop import jax_frame
@@ -60,8 +60,7 @@ def gpu_device() -> Device:
         from cuflash.launch import device_of
 
         return device_of(gpu_devices()[0])
-    major, _, minor = os.environ.get("CUFLASH_JAX_CAPABILITY", "9.0").partition(".")
-    row = architecture_of((int(major), int(minor or 0)))
+    row = architecture_of(capability_from_environment("CUFLASH_JAX_CAPABILITY", "9.0"))
     return Device(f"any {row.target}", row.capability, 132, row.shared_limit, row.families)
 
 

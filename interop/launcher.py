@@ -25,6 +25,7 @@ import numpy as np
 
 from cuflash.errors import ArgumentError, CompileError, CuflashError
 from cuflash.interop import launcher_build
+from cuflash.shared_library import is_whole
 
 __all__ = ["CLauncher", "Launcher", "Run", "build", "cache_folder", "describe", "launcher"]
 
@@ -131,7 +132,7 @@ def build() -> Path:
         return launcher_build.BESIDE
     digest = hashlib.sha256(launcher_build.SOURCE.read_bytes() + platform.machine().encode()).hexdigest()[:16]
     path = cache_folder() / f"launcher-{digest}.so"
-    if not path.is_file():
+    if not is_whole(path):
         _compile(path)
     return path
 

@@ -90,6 +90,12 @@ def test_explain_names_kernels_and_reasons() -> None:
     assert all(launch["grid"] > 0 and launch["kernel"] for plan in plans for launch in plan["launches"])
 
 
+def test_json_is_one_text_whatever_was_asked_for() -> None:
+    assert isinstance(json.loads(invoke("explain", "--arch", "sm_80", "--align", "-5", "--json").stdout), dict)
+    plans = json.loads(invoke("explain", "--arch", "sm_80", "--preset", "all", "--json").stdout)
+    assert [entry["shape"] for entry in plans] == [shape.name for shape in presets.preset_shapes("all")]
+
+
 def test_explain_predicts_what_a_hopper_forward_can_reach() -> None:
     def shares(*more: str) -> list[float]:
         arguments = ("explain", "--arch", "sm_90a", "--heads", "16", "--json", *more)
@@ -131,6 +137,14 @@ def test_compile_needs_no_gpu(tmp_path: object) -> None:
         (("explain", "--arch", "sm_70"), "sm_80"),
         (("explain", "--head-dim", "513"), "head_dim=513"),
         (("explain", "--window", "-3,0"), "must not be negative"),
+        (("explain", "--window", "3"), "must be LEFT,RIGHT"),
+        (("explain", "--window", "a,b"), "must be LEFT,RIGHT"),
+        (("explain", "--window", "1,2,3"), "must be LEFT,RIGHT"),
+        (("explain", "--batch", "-1"), "--batch"),
+        (("explain", "--seqlen", "-5"), "--seqlen"),
+        (("explain", "--kv-heads", "0"), "multiple of num_kv_heads=0"),
+        (("explain", "--align", "middle"), "align='middle'"),
+        (("explain", "--softcap", "1e300"), "softcap=1e+300"),
         (("explain", "--heads", "6", "--kv-heads", "4"), "multiple of num_kv_heads=4"),
         (("explain", "--dtype", "float64"), "float64"),
         (("source", "--symbol", "nothing"), "no kernel contains 'nothing'"),

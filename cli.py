@@ -13,10 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cuflash import __version__
 from cuflash.errors import CuflashError
-from cuflash.options import FAMILY, JSON, MODELS, PRESET, shape_options, shapes_from
+from cuflash.options import FAMILY, FILE, JSON, MODELS, PRESET, shape_options, shapes_from
 from cuflash.presets import GRIDS, preset_shapes
 
-console = Console(width=None if sys.stdout.isatty() else 140)
+console = Console(width=None if sys.stdout and sys.stdout.isatty() else 140)
 quiet = Console(stderr=True)
 
 
@@ -26,7 +26,9 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (CuflashError, FileNotFoundError, ModuleNotFoundError, ValueError) as error:
+        except BrokenPipeError:  # whoever read has enough: click ends quietly
+            raise
+        except (CuflashError, OSError, ModuleNotFoundError, ValueError) as error:
             raise click.ClickException(str(error)) from error
         except KeyError as error:
             raise click.ClickException(str(error.args[0])) from error
@@ -124,12 +126,8 @@ def check(device: str, preset: str, scope: str | None, family: str, as_json: boo
 @click.option("--deterministic", is_flag=True, help="Time the deterministic gradients.")
 @click.option("--rounds", default=2, show_default=True)
 @click.option("--budget", default=20.0, show_default=True, help="Milliseconds a contestant gets in each round.")
-@click.option(
-    "--save", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write the JSON record here."
-)
-@click.option(
-    "--plot", "picture", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write a picture here."
-)
+@click.option("--save", type=FILE, default=None, help="Write the JSON record here.")
+@click.option("--plot", "picture", type=FILE, default=None, help="Write a picture here.")
 @FAMILY
 @JSON
 def bench(preset: str | None, grid: str | None, head_dims: tuple[int, ...], as_json: bool, **given: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,13 +12,14 @@ import click
 from cuflash.errors import ArgumentError
 from cuflash.presets import PRESETS, Shape, preset_shapes
 
-__all__ = ["FAMILY", "JSON", "MODELS", "PRESET", "shape_options", "shapes_from"]
+__all__ = ["FAMILY", "FILE", "JSON", "MODELS", "PRESET", "shape_options", "shapes_from"]
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable output on stdout.")
 FAMILY = click.option("--family", default="auto", show_default=True, help="Force a kernel family: sm80, sm90.")
 MODELS = click.option("--preset", default="all", show_default=True, help=f"all, {', '.join(PRESETS)}.")
 PRESET = click.option("--preset", default=None, help=f"A model's shapes: all, {', '.join(PRESETS)}.")
 
+FILE = click.Path(dir_okay=False, path_type=Path)
 _COUNT = click.IntRange(min=0)
 
 

@@ -112,7 +112,7 @@ def explain_table(described: Iterable[Mapping[str, Any]]) -> Table:
     """The launches of one or more plans."""
     table = new_table()
     for column in ("plan", "kernel", "grid", "block", "shared", "registers", "spills", "config"):
-        table.add_column(column, justify="right" if column in ("grid", "block", "shared") else "left")
+        table.add_column(column, justify="right" if column in ("grid", "block", "shared") else "left", overflow="fold")
     for plan in described:
         for launch in plan["launches"]:
             config = " ".join(f"{name.removeprefix('k')}={value}" for name, value in launch["config"].items())
@@ -162,7 +162,9 @@ def compile_table(rows: Iterable[Mapping[str, Any]]) -> Table:
     """One row a kernel and target."""
     table = new_table()
     for column in ("kernel", "target", "KiB", "registers", "spills", "seconds", "verdict"):
-        table.add_column(column, justify="left" if column in ("kernel", "target", "verdict") else "right")
+        table.add_column(
+            column, justify="left" if column in ("kernel", "target", "verdict") else "right", overflow="fold"
+        )
     for row in rows:
         verdict = f"{BAD}refused[/]" if row["error"] else "spills" if row["spill_bytes"] else f"{GOOD}ok[/]"
         table.add_row(

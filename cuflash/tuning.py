@@ -13,7 +13,8 @@ from typing import Any
 
 from cuflash import plan_sm90
 from cuflash.architectures import Device
-from cuflash.errors import UnsupportedError
+from cuflash.backends import why_no_gpu
+from cuflash.errors import DeviceError, UnsupportedError
 from cuflash.plan import Plan
 from cuflash.presets import Shape
 from cuflash.problem import Keywords, Problem
@@ -103,8 +104,11 @@ def tune(shape: Shape, steps: int = 3, budget_ms: float = 10.0, rounds: int = 3)
     """The climb on this GPU, with random numbers.
 
     Raises:
+        DeviceError: there is no GPU.
         UnsupportedError: the sm_90 forward does not take the shape, or does not run here.
     """
+    if why := why_no_gpu():
+        raise DeviceError("shape", shape.name, f"is tuned on a GPU: {why}", "run it where there is one")
     import cupy
 
     from cuflash.benchmark import RandomPool

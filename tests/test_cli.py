@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -164,6 +168,34 @@ def test_bench_without_a_gpu_says_so() -> None:
     result = invoke("bench")
     assert result.exit_code == 1
     assert "needs a GPU" in result.output
+
+
+def test_tune_without_a_gpu_says_so() -> None:
+    if not why_no_gpu():
+        pytest.skip("there is a GPU here")
+    result = invoke("tune")
+    assert result.exit_code == 1
+    assert "is tuned on a GPU" in result.output
+
+
+CROOKED = {
+    "no stdout": (("info",), {"stdout": None}),
+    "a full disk": (("info",), {"stdout": "/dev/full"}),
+    "a full disk, json": (("info", "--json"), {"stdout": "/dev/full"}),
+    "a folder below a file": (("compile", "--arch", "sm_80", "--preset", "gpt2", "--out", "/dev/null/x"), {}),
+    "a reader who leaves": (("explain", "--arch", "sm_80", "--preset", "all"), {"stdout": "leaves"}),
+}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full of Linux")
+@pytest.mark.parametrize(("arguments", "world"), CROOKED.values(), ids=CROOKED)
+def test_a_crooked_world_is_no_traceback(arguments: tuple[str, ...], world: dict[str, Any]) -> None:
+    command = " ".join(["exec", sys.executable, "-m", "cuflash", *arguments])
+    place = world.get("stdout", "/dev/null")
+    command += {None: " >&-", "leaves": " | head -c 10"}.get(place, f" >{place}")
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert "Traceback" not in done.stderr
+    assert place in (None, "leaves") or done.returncode == 1
 
 
 @pytest.mark.gpu

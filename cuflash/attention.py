@@ -12,7 +12,7 @@ from typing import Any
 
 from cuflash.dispatch import door_of
 from cuflash.eager import Gradients
-from cuflash.errors import UnsupportedError
+from cuflash.errors import ArgumentTypeError, UnsupportedError
 from cuflash.numeric import flag
 from cuflash.plan import Plan
 from cuflash.specs import Keywords
@@ -154,6 +154,9 @@ def explain(q: Any, k: Any, v: Any, *, backward: bool = False, **keywords: Any) 
     _refuse_absent(**{name: keywords.pop(name, None) for name in ("bias", "sinks", "dropout")})
     keywords = {name: value for name, value in keywords.items() if name not in ("return_lse", "out")}
     keywords["window"] = _pair(keywords.get("window"))
+    for name in keywords.keys() - set(Keywords._fields):
+        rule = "is no option of flash_attention"
+        raise ArgumentTypeError(name, keywords[name], rule, f"there are: {', '.join(Keywords._fields)}")
     arrays = {"q": q, "k": k, "v": v}
     if slopes is not None:
         arrays["alibi_slopes"] = slopes

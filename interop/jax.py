@@ -17,6 +17,7 @@ from cuflash.eager import Gradients
 from cuflash.errors import ArgumentError, ArgumentTypeError
 from cuflash.interop import jax_ffi
 from cuflash.interop.chunk import attention_chunk
+from cuflash.interop.jax_axes import vary_alike
 from cuflash.interop.jax_dot_product import dot_product_attention
 from cuflash.interop.jax_operator import Question, attend, gradients, problem_of
 from cuflash.merge import merge_states
@@ -40,7 +41,8 @@ class JaxDoor:
         words = check_static(words)
         problem_of("backward", words, inputs)
         names = ("d_out", "d_lse", "q", "k", "v", "alibi_slopes", "out", "lse")
-        return Gradients(*gradients(Question(words, jax_ffi.cpu_mode()), *(inputs.get(name) for name in names)))
+        arrays = vary_alike([inputs.get(name) for name in names])
+        return Gradients(*gradients(Question(words, jax_ffi.cpu_mode()), *arrays))
 
     def explain(self, inputs: dict[str, Any], words: Keywords, backward: bool) -> Plan:
         """The plan for JAX's first GPU, or for the one that CUFLASH_JAX_CAPABILITY names."""
@@ -70,6 +72,7 @@ def run_forward(inputs: dict[str, Any], words: Keywords, reference: bool = False
         from cuflash.interop.jax_reference import attention
 
         return attention(problem, *arrays)
+    arrays = vary_alike(arrays)
     out, lse = attend(Question(words, jax_ffi.cpu_mode()), *arrays)
     return out, lse
 

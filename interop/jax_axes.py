@@ -16,7 +16,7 @@ import jax
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-__all__ = ["Axis", "automatic", "away_from_the_mesh", "vary", "vary_like", "varying_axes"]
+__all__ = ["Axis", "automatic", "away_from_the_mesh", "vary", "vary_alike", "vary_like", "varying_axes"]
 
 Axis = tuple[Any, int]  # an array and the number of one of its axes
 
@@ -45,6 +45,16 @@ def vary_like(arrays: Sequence[Any], others: Sequence[Any]) -> tuple[Any, ...]:
     """The arrays, varying over all the axes that ``others`` vary over."""
     axes = varying_axes(others)
     return tuple(vary(array, axes) for array in arrays)
+
+
+def vary_alike(arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """The arrays (or None), all varying over the axes that any of them varies over.
+
+    Done outside a function with a derivative of its own, so that JAX itself sums the gradient of what was the same on
+    every shard over the shards: the derivative rule gets and gives arrays of one kind.
+    """
+    axes = varying_axes([x for x in arrays if x is not None])
+    return tuple(None if x is None else vary(x, axes) for x in arrays) if axes else tuple(arrays)
 
 
 def automatic(function: Callable[..., Any], arrays: Sequence[Any], results: Sequence[Sequence[Axis | None]]) -> Any:

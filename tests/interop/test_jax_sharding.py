@@ -103,6 +103,31 @@ def test_shard_map(axis: str, check_vma: bool) -> None:
     jax.tree.map(lambda one, other: assert_close(one, other, scale=16), found, gradients)
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("replicated", ["kv", "slopes", "q", "v"])
+def test_shard_map_with_arguments_that_every_shard_shares(replicated: str, check_vma: bool) -> None:
+    """Their gradient is the sum over the shards."""
+    mesh = jax.sharding.Mesh(jax.devices("cpu")[:2], ("data",))
+    q, k, v = given(4)[0]
+    slopes = jnp.linspace(0.1, 0.5, q.shape[2], dtype=jnp.float32)
+    shared = {"kv": (1, 2), "slopes": (), "q": (0,), "v": (2,)}[replicated]
+    arrays = [x[:1] if n in shared else jnp.concatenate([x[:1], 2 * x[:1]]) for n, x in enumerate((q, k, v))]
+    specs = (*(P() if n in shared else P("data") for n in range(3)), P())
+
+    def one(q: Any, k: Any, v: Any, slopes: Any) -> Any:
+        return flash_attention(q, k, v, causal=True, alibi_slopes=slopes)
+
+    def by_hand(*arrays: Any) -> Any:
+        *arrays, slopes = arrays
+        halves = [[x if n in shared else x[half : half + 1] for n, x in enumerate(arrays)] for half in (0, 1)]
+        return jnp.concatenate([one(*half, slopes) for half in halves])
+
+    mapped = jax.shard_map(one, mesh=mesh, in_specs=specs, out_specs=P("data"), check_vma=check_vma)
+    found = jax.jit(jax.grad(squared(mapped), (0, 1, 2, 3)))(*arrays, slopes)
+    wanted = jax.jit(jax.grad(squared(by_hand), (0, 1, 2, 3)))(*arrays, slopes)
+    jax.tree.map(lambda one, other: assert_close(one, other, scale=16), found, wanted)
+
+
 @pytest.mark.works("JAX", "vmap, scan and remat on sharded arrays")
 @pytest.mark.parametrize("num_kv_heads", [4, 2])
 def test_transforms_on_sharded_arrays(num_kv_heads: int) -> None:

@@ -68,6 +68,8 @@ def test_an_option_is_judged_alike_before_and_after_its_equal() -> None:
         cuflash.flash_attention(q, k, v, **first)  # type: ignore[arg-type]
         with pytest.raises(ArgumentTypeError, match=next(iter(second))):
             cuflash.flash_attention(q, k, v, **second)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="casual"):
+        cuflash.explain(q, k, v, casual=True)
     for name, value in (("return_lse", 1), ("return_lse", np.ones(2))):
         with pytest.raises(ArgumentTypeError, match=name):
             cuflash.flash_attention(q, k, v, **{name: value})

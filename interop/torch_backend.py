@@ -13,7 +13,7 @@ import torch
 from cuflash.architectures import Device
 from cuflash.dtypes import dtype_of
 from cuflash.eager import Eager
-from cuflash.errors import DeviceError
+from cuflash.errors import DeviceError, UnsupportedError
 from cuflash.interop.launcher import Run, launcher
 from cuflash.overlap import shares_memory
 from cuflash.plan import Plan
@@ -132,9 +132,13 @@ def check_devices(arrays: dict[str, Any]) -> None:
 
     Raises:
         DeviceError: names the tensor, both devices and the remedy.
+        UnsupportedError: a sparse, nested or quantized tensor.
     """
     home = arrays["q"].device
     for name, array in arrays.items():
+        if array.layout != torch.strided or array.is_nested or array.is_quantized:
+            kind = "a nested" if array.is_nested else "a quantized" if array.is_quantized else f"a {array.layout}"
+            raise UnsupportedError(name, f"{kind} tensor", "has no kernel yet", "pass a dense tensor")
         if array.device != home:
             remedy = f"move it with .to({str(home)!r})"
             raise DeviceError(f"{name}.device", str(array.device), f"must be q's device {home}", remedy)

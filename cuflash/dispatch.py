@@ -71,6 +71,8 @@ _LIBRARIES: dict[str, tuple[Callable[[Any], bool], Callable[[], Door]]] = {
 # The answer for arrays of one type, for libraries whose own path is short enough to notice the question.
 _REMEMBERED = ("cupy", "jax", "torch")
 _doors: dict[type, Door] = {}
+# A library that imports no DLPack gets results as arrays of these, and its gradients are asked for with them.
+_RESULTS, _STAND_INS = ("out", "lse", "d_out", "d_lse"), ("cupy", "numpy")
 
 
 def library_of(argument: str, array: Any) -> str:
@@ -99,13 +101,12 @@ def door_of(arrays: Mapping[str, Any]) -> Door:
     kinds = {type(array) for array in arrays.values()}
     if len(kinds) == 1 and (known := _doors.get(next(iter(kinds)))):
         return known
-    chosen = ""
-    for argument, array in arrays.items():
-        library = library_of(argument, array)
-        if chosen and library != chosen:
-            rule = f"must be of the same array library as {next(iter(arrays))} ({chosen})"
+    libraries = {argument: library_of(argument, array) for argument, array in arrays.items()}
+    chosen = libraries["q"]
+    for argument, library in libraries.items():
+        if library != chosen and not (chosen == "dlpack" and argument in _RESULTS and library in _STAND_INS):
+            rule = f"must be of the same array library as q ({chosen})"
             raise ArgumentTypeError(argument, library, rule, "convert one side, for instance with from_dlpack")
-        chosen = library
     door = _LIBRARIES[chosen][1]() if chosen in _LIBRARIES else _dlpack_door()
     if len(kinds) == 1 and chosen in _REMEMBERED:
         _doors[kinds.pop()] = door

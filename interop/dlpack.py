@@ -55,6 +55,8 @@ def from_dlpack(argument: str, array: Any) -> Any:
     Raises:
         ArgumentTypeError: another device, or a dtype that has no DLPack or CuPy name.
     """
+    if isinstance(array, np.ndarray) or type(array).__module__.startswith("cupy."):
+        return array  # a result of ours, in a dtype too that DLPack may not name
     if not hasattr(array, "__dlpack_device__"):
         import cupy
 

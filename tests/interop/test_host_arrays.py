@@ -89,6 +89,20 @@ def test_unknown_libraries_come_in_by_dlpack(monkeypatch: pytest.MonkeyPatch) ->
     assert isinstance(wrapped, Exchangeable)
 
 
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("wrap", [True, False])
+def test_gradients_for_a_library_that_imports_no_dlpack(wrap: bool) -> None:
+    """Its results are NumPy's arrays: the pullback takes those back, beside inputs of the library's own."""
+    arrays = sample()
+    q, k, v = (Exchangeable(arrays[name]) for name in "qkv")
+    (out, lse), pullback = cuflash.flash_attention_vjp(q, k, v, **WORDS)
+    d_out = Exchangeable(arrays["d_out"]) if wrap else arrays["d_out"]
+    for got, wanted in zip((out, lse, *pullback(d_out, np.zeros_like(lse))), exact(arrays, **WORDS), strict=True):
+        assert_close(got, wanted, scale=4)
+    with pytest.raises(ArgumentTypeError, match="same array library"):
+        cuflash.flash_attention(q, arrays["k"], v)
+
+
 def test_devices_without_a_door_are_refused() -> None:
     with pytest.raises(ArgumentTypeError, match="DLPack device type 10"):
         from_dlpack("q", Exchangeable(np.zeros(3, np.float32), (10, 0)))

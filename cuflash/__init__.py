@@ -11,6 +11,7 @@ if (_checkout / "cuda_src").is_dir():
     __path__.append(str(_checkout))
 
 if TYPE_CHECKING:
+    from cuflash.absent import flash_attention_kvcache, flash_attention_varlen
     from cuflash.attention import explain, flash_attention, flash_attention_backward, flash_attention_vjp
     from cuflash.eager import Gradients
     from cuflash.errors import (
@@ -31,6 +32,7 @@ _HOMES = {
     **dict.fromkeys(
         ("explain", "flash_attention", "flash_attention_backward", "flash_attention_vjp"), "cuflash.attention"
     ),
+    **dict.fromkeys(("flash_attention_kvcache", "flash_attention_varlen"), "cuflash.absent"),
     "Gradients": "cuflash.eager",
     **dict.fromkeys(
         (
@@ -70,6 +72,8 @@ __all__ = [
     "explain",
     "flash_attention",
     "flash_attention_backward",
+    "flash_attention_kvcache",
+    "flash_attention_varlen",
     "flash_attention_vjp",
     "merge_states",
 ]

@@ -149,6 +149,13 @@ def test_what_is_absent_is_named(name: str) -> None:
         cuflash.flash_attention(q, q, q, **{name: np.zeros(1, np.float32)})
 
 
+@pytest.mark.parametrize("name", ["flash_attention_varlen", "flash_attention_kvcache"])
+def test_functions_that_are_absent_say_what_is_there(name: str) -> None:
+    assert name in cuflash.__all__
+    with pytest.raises(UnsupportedError, match=rf"{name}.*call flash_attention "):
+        getattr(cuflash, name)(1, 2, 3, page_table=None)
+
+
 def test_errors_survive_pickling() -> None:
     import pickle
 

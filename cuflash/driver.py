@@ -7,7 +7,28 @@ from functools import cache
 
 from cuflash.errors import DeviceError
 
-__all__ = ["check", "libcuda"]
+__all__ = ["CLUSTER", "OVERLAP", "LaunchAttribute", "LaunchConfig", "check", "libcuda"]
+
+CLUSTER, OVERLAP = 4, 6  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute: the value is a union of 64 bytes."""
+
+    _fields_ = (("id", ctypes.c_int32), ("pad", ctypes.c_char * 4), ("value", ctypes.c_uint32 * 16))
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("num_attributes", ctypes.c_uint),
+    )
 
 
 @cache
@@ -23,6 +44,8 @@ def libcuda() -> ctypes.CDLL:
         raise DeviceError("libcuda.so.1", str(error), "must be loadable", "install an NVIDIA driver") from error
     unsigned, pointer = ctypes.c_uint, ctypes.c_void_p
     library.cuLaunchKernel.argtypes = [pointer, *[unsigned] * 7, *[pointer] * 3]
+    if hasattr(library, "cuLaunchKernelEx"):  # since CUDA 11.8
+        library.cuLaunchKernelEx.argtypes = [pointer] * 4
     library.cuTensorMapEncodeTiled.restype = ctypes.c_int
     return library
 

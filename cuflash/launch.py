@@ -14,7 +14,7 @@ import numpy as np
 
 from cuflash import jit
 from cuflash.architectures import Device, architecture_of
-from cuflash.driver import check, libcuda
+from cuflash.driver import OVERLAP, LaunchAttribute, LaunchConfig, check, libcuda
 from cuflash.dtypes import DTYPES, dtype_of
 from cuflash.eager import Eager, element_strides
 from cuflash.errors import DeviceError
@@ -65,8 +65,7 @@ def _prepare(launch: Launch) -> Runner:
     kernel = jit.load(launch.variant, launch.shared_bytes)
     buffer = ctypes.create_string_buffer(launch.params, len(launch.params))
     argument = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
-    fixed = (launch.grid, 1, 1, launch.block, 1, 1, launch.shared_bytes)
-    function, queue, symbol = kernel.kernel.ptr, libcuda().cuLaunchKernel, launch.variant.symbol
+    queue, symbol = _queue(launch, kernel.kernel.ptr, argument), launch.variant.symbol
     patches = [_patch(run) for run in _neighbours(launch.pointers)]
     maps = [(slot.offset, slot.operand, slot.byte_offset, _encoder(slot)) for slot in launch.tensor_maps]
     view, lock = memoryview(buffer).cast("B"), threading.Lock()
@@ -77,11 +76,30 @@ def _prepare(launch: Launch) -> Runner:
                 patch(buffer, addresses)
             for offset, operand, byte_offset, encoded in maps:
                 view[offset : offset + 128] = encoded(addresses[operand] + byte_offset)
-            status = queue(function, *fixed, stream, argument, None)
+            status = queue(stream)
         if status:
             check(symbol, status)
 
     return run
+
+
+def _queue(launch: Launch, function: int, argument: Any) -> Callable[[int], int]:
+    """The driver's launch with all but the stream bound; one caller at a time."""
+    if not launch.overlap:
+        plain = libcuda().cuLaunchKernel
+        fixed = (launch.grid, 1, 1, launch.block, 1, 1, launch.shared_bytes)
+        return lambda stream: int(plain(function, *fixed, stream, argument, None))
+    attribute = LaunchAttribute(id=OVERLAP)
+    attribute.value[0] = 1
+    grid, block = (ctypes.c_uint * 3)(launch.grid, 1, 1), (ctypes.c_uint * 3)(launch.block, 1, 1)
+    config = LaunchConfig(grid, block, launch.shared_bytes, None, ctypes.pointer(attribute), 1)
+    extended, address = libcuda().cuLaunchKernelEx, ctypes.addressof(config)
+
+    def queue(stream: int) -> int:
+        config.stream = stream
+        return int(extended(address, function, argument, None))
+
+    return queue
 
 
 def _encoder(slot: TensorMapSlot) -> Callable[[int], bytes]:

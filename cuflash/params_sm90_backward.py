@@ -21,7 +21,7 @@ _SIZES = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", "seqlen_k", "num_q
 def backward_sm90_params(mask: Mask, score: Score) -> np.dtype[Any]:
     """``BackwardSm90Params<Mask, Score>``."""
     fields: list[tuple[str, Any]] = [(name, _TENSOR_MAP) for name in TENSOR_MAPS]
-    fields += [(name, np.uint64) for name in ("lse_log2", "delta", "dq_accumulator")]
+    fields += [(name, np.uint64) for name in ("lse_log2", "delta", "dq_accumulator", "dq_turns", "tickets")]
     fields += [("stat_rows", np.int64)]
     fields += [(name, np.int32) for name in (*_SIZES, "heads_per_section")]
     fields += [(name, np.float32) for name in ("softmax_unit", "pre_scale", "grad_scale")]
@@ -40,15 +40,16 @@ def backward_sm90_params(mask: Mask, score: Score) -> np.dtype[Any]:
 
 
 PREPARE_SM90 = np.dtype(
-    [(name, np.uint64) for name in ("out", "d_out", "lse", "d_lse", "lse_log2", "delta", "dq_accumulator")]
+    [(name, np.uint64) for name in ("out", "d_out", "lse", "d_lse", "lse_log2", "delta")]
+    + [(name, np.uint64) for name in ("dq_accumulator", "dq_turns", "tickets")]
     + [(name, STRIDES) for name in ("out_strides", "d_out_strides", "d_lse_strides")]
     + [(name, np.int64) for name in ("stat_rows", "accumulator_floats")]
-    + [(name, np.int32) for name in ("num_q_heads", "seqlen_q", "head_dim_v", "num_row_blocks")],
+    + [(name, np.int32) for name in ("num_q_heads", "seqlen_q", "head_dim_v", "num_row_blocks", "turns")],
     align=True,
 )
 
 FINISH_SM90 = np.dtype(
-    [(name, np.uint64) for name in ("dq_accumulator", "dq")]
+    [(name, np.uint64) for name in ("dq_accumulator", "dq_turns", "dq")]
     + [("dq_strides", STRIDES)]
     + [(name, np.int32) for name in ("num_q_heads", "seqlen_q", "head_dim", "num_q_blocks")]
     + [("grad_scale", np.float32)],

@@ -56,6 +56,7 @@ class Launch:
     params: bytes
     pointers: tuple[Pointer, ...]
     tensor_maps: tuple[TensorMapSlot, ...] = ()
+    overlap: bool = False  # may start before the launch before it ends, and waits by itself for what it needs of it
     zeroed: bool = False  # whether the workspace must start at zero; only counters that reset themselves need it
 
 

@@ -1,7 +1,7 @@
 """Backward plans of the sm_90 family: one kernel that adds dq up in float32 between prepare and finish, or two kernels.
 
-Two kernels, one for dk and dv and one for dq, need no accumulator and have a fixed order of every sum: they serve
-``deterministic=True`` and the head dimensions whose sums leave no room for dq.
+With ``deterministic=True`` blocks of keys add to dq in turn. Two kernels, one for dk and dv and one for dq, need no
+accumulator and have a fixed order of every sum: they serve the head dimensions whose sums leave no room for dq.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ __all__ = ["backward", "backward_with_tile"]
 WARPGROUP_THREADS = 128
 STORE_ROWS = 16  # rows that one warp sends to a gradient at once
 SECTION_BYTES = 32 * 2**20  # of what the heads of a section share in L2: half of an H200's 60 MB
+OVERLAP_LENGTH = 1024  # two kernels, head_dim 256: 220 against 216 causal and 367 against 351 full at 512
+ORDERED_HEADS = 16  # side by side, though they fill more than L2: 542 against 511 with 4 heads (128 causal at 8k)
 SIZES = ("batch", "num_q_heads", "num_kv_heads", "seqlen_q", "seqlen_k")
 
 
@@ -36,13 +38,15 @@ def backward(problem: Problem, device: Device) -> Plan | str:
 
 def backward_with_tile(problem: Problem, device: Device, tile: FusedTile | DkdvTile) -> Plan:
     """The plan with a given tile of the kernel that keeps keys; ``cuflash tune`` compares several."""
-    shape = BackwardShape(problem, tile)
+    shape = BackwardShape(problem, device, tile)
     if isinstance(tile, FusedTile):
         keys = _product(shape, "backward_sm90", tile, fused_fields(tile))
     else:
-        keys = _product(shape, "backward_sm90_dkdv", tile, {"kStages": tile.stages})
-    if isinstance(tile, FusedTile) and tile.accumulates:
-        last, reasons = finish(shape, tile), ["dq added up in float32: any order"]
+        fields: dict[str, Constant] = {"kStages": tile.stages, "kOrderedDq": False, "kPersistent": False}
+        keys = _product(shape, "backward_sm90_dkdv", tile, fields)
+    if isinstance(tile, FusedTile):
+        order = "blocks of keys in turn" if tile.ordered else "any order"
+        last, reasons = finish(shape, tile), [f"dq added up in float32: {order}"]
     else:
         last = _dq(shape)
         reasons = ["dq in a kernel of its own: fixed order", f"dq: {shape.dq_tile.reason}"]
@@ -107,9 +111,12 @@ def _product(
     specs = {"q": problem.q, "k": problem.k, "v": problem.v, "d_out": problem.d_out, **shape.gradients}
     params = "cuflash::BackwardSm90Params<Config::Mask, Config::Score>"
     threads = WARPGROUP_THREADS * (1 + (tile.warpgroups if isinstance(tile, DqTile) else 2))
+    grid = q_blocks * shape.heads if isinstance(tile, DqTile) else k_blocks * problem.batch * problem.num_kv_heads
+    if isinstance(tile, FusedTile) and tile.persistent:
+        grid = min(grid, shape.device.sm_count)
     return Launch(
         variant=shape.variant(kernel, params, dtype.itemsize, threads, constants),
-        grid=(q_blocks * shape.heads if isinstance(tile, DqTile) else k_blocks * problem.batch * problem.num_kv_heads),
+        grid=grid,
         block=threads,
         shared_bytes=shared,
         params=pack(dtype, values),
@@ -118,13 +125,16 @@ def _product(
             tensor_map_slot(128 * index, name, specs[name], rows.get(name, STORE_ROWS), problem.dtype.name, 2)
             for index, name in enumerate(TENSOR_MAPS)
         ),
+        overlap=isinstance(tile, FusedTile) or max(problem.seqlen_q, problem.seqlen_k) <= OVERLAP_LENGTH,
     )
 
 
 def _heads_per_section(shape: BackwardShape, tile: FusedTile | DkdvTile | DqTile) -> int:
-    """As many heads as have what their blocks read again and again in L2; one where all blocks are equally long."""
+    """As many heads as have what their blocks read again and again in L2; one where all blocks are equally long, unless
+    they wait for each other: then blocks of one head had better not run side by side.
+    """
     problem = shape.problem
-    if problem.mask.left is None and problem.mask.right is None:
+    if problem.mask.left is None and problem.mask.right is None and not shape.ordered:
         return 1
     group = problem.num_q_heads // problem.num_kv_heads
     dims = 2 * (shape.head_dim + shape.head_dim_v)
@@ -133,4 +143,5 @@ def _heads_per_section(shape: BackwardShape, tile: FusedTile | DkdvTile | DqTile
     else:  # queries and d_out, and the accumulator that they are added to
         heads = problem.batch * problem.num_kv_heads
         head_bytes = group * (shape.stat_rows * dims + 4 * shape.accumulator_floats)
-    return min(max(SECTION_BYTES // max(head_bytes, 1), 1), heads)
+    fewest = ORDERED_HEADS if shape.ordered and problem.mask.right is not None else 1
+    return min(max(SECTION_BYTES // max(head_bytes, 1), fewest), heads)

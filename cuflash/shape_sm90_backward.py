@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cuflash.architectures import Device
 from cuflash.masks import Full
 from cuflash.params import pack, pointer_offsets
 from cuflash.params_sm90_backward import FINISH_SM90, PREPARE_SM90
@@ -19,7 +20,6 @@ from cuflash.variant import Constant, Variant
 
 __all__ = ["BackwardShape", "finish", "fused_fields", "prepare"]
 
-CONSUMER_REGISTERS = 232  # a thread; what two warpgroups of them leave, 40, is enough for the producer
 PREPARE_ROWS, PREPARE_THREADS, FINISH_THREADS = 64, 256, 256
 ALIGNMENT = 256  # bytes between the parts of the workspace
 
@@ -27,18 +27,33 @@ ALIGNMENT = 256  # bytes between the parts of the workspace
 class BackwardShape:
     """Head dimensions as the kernels see them, the layout of the workspace, and how a launch finds its way in it."""
 
-    def __init__(self, problem: Problem, tile: FusedTile | DkdvTile) -> None:
-        self.problem, self.tile = problem, tile
+    def __init__(self, problem: Problem, device: Device, tile: FusedTile | DkdvTile) -> None:
+        self.problem, self.device, self.tile = problem, device, tile
         self.head_dim, self.head_dim_v = padded_head_dim(problem.head_dim), padded_head_dim(problem.head_dim_v)
-        self.dq_tile: DqTile = dq_tile(problem, self.head_dim, self.head_dim_v)
+        self.dq_tile: DqTile = dq_tile(self.head_dim, self.head_dim_v)
         self.heads = problem.batch * problem.num_q_heads
         self.num_q_blocks = -(-problem.seqlen_q // tile.block_q)
         self.accumulator_cols = 0
-        if isinstance(tile, FusedTile) and tile.accumulates:
+        if isinstance(tile, FusedTile):
             self.accumulator_cols = tile.accumulator_cols(self.head_dim)
         self.accumulator_floats = self.num_q_blocks * tile.block_q * self.accumulator_cols  # of one head
         block = tile.block_q if self.accumulates else math.lcm(tile.block_q, self.dq_tile.block_q)
         self.stat_rows = -(-problem.seqlen_q // block) * block
+
+    @property
+    def ordered(self) -> bool:
+        """Whether dq is added up in a fixed order, by turns that the workspace counts."""
+        return isinstance(self.tile, FusedTile) and self.tile.ordered
+
+    @property
+    def persistent(self) -> bool:
+        """Whether the blocks of the main kernel draw tickets for tiles of keys."""
+        return isinstance(self.tile, FusedTile) and self.tile.persistent
+
+    @property
+    def head_turns(self) -> int:
+        """Counters of one head: one for each of two warpgroups and block of queries."""
+        return 2 * self.num_q_blocks if self.ordered else 0
 
     @property
     def accumulates(self) -> bool:
@@ -55,7 +70,9 @@ class BackwardShape:
     def offsets(self) -> dict[str, int]:
         """Byte offsets of the parts of the workspace, and of its end."""
         stats = self.heads * self.stat_rows * 4
-        sizes = {"lse_log2": stats, "delta": stats, "dq_accumulator": self.heads * self.accumulator_floats * 4}
+        sums, turns = self.heads * self.accumulator_floats * 4, self.heads * self.head_turns * 4
+        sizes = {"lse_log2": stats, "delta": stats, "dq_accumulator": sums, "dq_turns": turns}
+        sizes["tickets"] = 4 if self.persistent else 0
         offsets, end = {}, 0
         for name, nbytes in sizes.items():
             offsets[name] = end
@@ -86,6 +103,10 @@ class BackwardShape:
             places.pop("d_lse", None)
         if not self.accumulates:
             places.pop("dq_accumulator", None)
+        if not self.ordered:
+            places.pop("dq_turns", None)
+        if not self.persistent:
+            places.pop("tickets", None)
         return tuple(
             Pointer(place, "workspace", self.offsets[name]) if name in self.offsets else Pointer(place, name)
             for name, place in places.items()
@@ -97,13 +118,14 @@ def fused_fields(tile: FusedTile) -> dict[str, Constant]:
     return {
         "kQueryStages": tile.query_stages,
         "kDOutStages": tile.d_out_stages,
-        "kAccumulateDq": tile.accumulates,
-        "kConsumerRegisters": CONSUMER_REGISTERS,
+        "kOrderedDq": tile.ordered,
+        "kPersistent": tile.persistent,
+        "kConsumerRegisters": tile.consumer_registers,
     }
 
 
 def prepare(shape: BackwardShape) -> Launch:
-    """delta, lse in log2 units, and a zeroed accumulator."""
+    """delta, lse in log2 units, and a zeroed accumulator or its zeroed turns."""
     problem = shape.problem
     assert problem.out is not None and problem.d_out is not None
     blocks = -(-shape.stat_rows // PREPARE_ROWS)
@@ -113,7 +135,8 @@ def prepare(shape: BackwardShape) -> Launch:
         "d_out_strides": problem.d_out.strides,
         "d_lse_strides": (problem.num_q_heads * problem.seqlen_q, 1, problem.seqlen_q, 0),  # contiguous, as lse is
         "stat_rows": shape.stat_rows,
-        "accumulator_floats": shape.accumulator_floats,
+        "accumulator_floats": 0 if shape.ordered else shape.accumulator_floats,
+        "turns": shape.head_turns,
         "num_q_heads": problem.num_q_heads,
         "seqlen_q": problem.seqlen_q,
         "head_dim_v": problem.head_dim_v,
@@ -123,7 +146,7 @@ def prepare(shape: BackwardShape) -> Launch:
         "kThreads": PREPARE_THREADS,
         "kBlockRows": PREPARE_ROWS,
         "kRowLanes": lanes,
-        "kAccumulatorCols": shape.accumulator_cols,
+        "kAccumulatorCols": 0 if shape.ordered else shape.accumulator_cols,
     }
     params, size = "cuflash::BackwardSm90PrepareParams", PREPARE_SM90.itemsize
     variant = shape.variant("backward_sm90_prepare", params, size, PREPARE_THREADS, fields, False)
@@ -153,4 +176,5 @@ def finish(shape: BackwardShape, tile: FusedTile) -> Launch:
     variant = shape.variant("backward_sm90_finish", params, size, FINISH_THREADS, fields, False)
     staged = tile.block_q * (shape.accumulator_cols + 8) * 2  # bytes: rows eight elements longer than they are
     grid = shape.num_q_blocks * shape.heads
-    return Launch(variant, grid, FINISH_THREADS, staged, pack(FINISH_SM90, values), shape.pointers(FINISH_SM90))
+    packed, pointers = pack(FINISH_SM90, values), shape.pointers(FINISH_SM90)
+    return Launch(variant, grid, FINISH_THREADS, staged, packed, pointers, overlap=True)

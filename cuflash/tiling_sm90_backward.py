@@ -14,18 +14,24 @@ __all__ = ["DkdvTile", "DqTile", "FusedTile", "dkdv_tile", "dq_tile", "fused_til
 SLAB = 64  # columns of a shared-memory slab, 128 bytes
 SHARED_LIMIT = 227 * 1024  # bytes a block may have
 BARRIER = 8  # bytes
+# Up to here tiles of keys in turn, and persistent blocks, win: causal at 512 and 1k 212 and 313 against 189 and 292
+# (head_dim 64), 234 and 350 against 219 and 348 (128); full 357 and 447 against 344 and 426 (64), but 365 and 459
+# against 386 and 493 (128). Longer, each tile waits for the one before it and the clearing is a small part.
+_SHORT = 1024  # queries and keys
 _GRAIN = 32  # columns; the copy engine fills what is missing with zeros
 
 
 @dataclass(frozen=True)
 class FusedTile:
-    """backward_sm90: 128 keys a block, two warpgroups; ``accumulates`` also makes dq."""
+    """backward_sm90: tiles of 128 keys, two warpgroups; dq is added up in float32."""
 
     block_q: int
     query_stages: int
     d_out_stages: int
-    accumulates: bool
+    ordered: bool  # tiles of keys add to dq in turn: a fixed order, and nothing to clear beforehand
+    persistent: bool  # as many blocks as multiprocessors, which draw tickets for tiles; those in turn must
     reason: str
+    consumer_registers: int = 232  # a thread; what two warpgroups of them leave, 40, is enough for the producer
 
     block_k = 128
 
@@ -39,9 +45,9 @@ class FusedTile:
         total = tile_bytes(self.block_k, head_dim) + tile_bytes(self.block_k, head_dim_v)
         total += self.query_stages * (tile_bytes(self.block_q, head_dim) + 2 * 4 * self.block_q)  # with lse and delta
         total += self.d_out_stages * tile_bytes(self.block_q, head_dim_v)
-        if self.accumulates:
-            total += 2 * tile_bytes(self.block_q, self.block_k) + 4 * self.block_q * self.accumulator_cols(head_dim)
-        return total + (2 + 2 * self.query_stages + 2 * self.d_out_stages) * BARRIER
+        total += 2 * tile_bytes(self.block_q, self.block_k) + 4 * self.block_q * self.accumulator_cols(head_dim)
+        total += (3 + 2 * self.query_stages + 2 * self.d_out_stages) * BARRIER
+        return total + (6 * BARRIER if self.persistent else 0)  # the board of tickets
 
 
 @dataclass(frozen=True)
@@ -100,12 +106,16 @@ def fused_tile(problem: Problem, head_dim: int, head_dim_v: int) -> FusedTile | 
     widest = max(head_dim, head_dim_v)
     if widest > 128:
         return None
-    accumulates = not problem.deterministic
+    hides = problem.mask.right is not None
+    is_short = max(problem.seqlen_q, problem.seqlen_k) <= _SHORT and (hides or widest <= 64)
+    in_turn = problem.deterministic or is_short
     if widest <= 64 and not problem.score.pre_scale and problem.mask.left is None:
-        return FusedTile(128, 3, 2, accumulates, "128x128: 577 full, 559 causal at 16k")
+        registers = 240 if in_turn and not hides else 232  # with fewer or more it spills
+        return FusedTile(128, 3, 2, in_turn, in_turn, "128x128: 577 full, 559 causal at 16k", registers)
     if problem.score.pre_scale and head_dim > 64:
-        return FusedTile(48, 3, 3, accumulates, "48x128: with 64 queries a score spills registers")
-    return FusedTile(64, 3, 3, accumulates, "64x128: 639 full, 614 causal at 16k; 80x128 608 full")
+        return FusedTile(48, 3, 3, in_turn, in_turn, "48x128: with 64 queries a score spills registers")
+    persistent = in_turn or problem.mask.left is not None  # a window spills without
+    return FusedTile(64, 3, 3, in_turn, persistent, "64x128: 639 full, 614 causal at 16k; 80x128 608 full")
 
 
 def dkdv_tile(head_dim: int, head_dim_v: int) -> DkdvTile:
@@ -116,11 +126,9 @@ def dkdv_tile(head_dim: int, head_dim_v: int) -> DkdvTile:
     return DkdvTile(64, 2, "64x64: 256 columns of keys, values and two stages of queries fill shared memory")
 
 
-def dq_tile(problem: Problem, head_dim: int, head_dim_v: int) -> DqTile:
+def dq_tile(head_dim: int, head_dim_v: int) -> DqTile:
     """Keys a step by registers: dq, scores, d(probs) and packed d(scores) of 64 queries fit 240."""
-    if max(head_dim, head_dim_v) <= 64 and not problem.score.pre_scale:
-        tile = DqTile(3, 80, 3, 2, True, "192x80: a third warpgroup hides exponentials")
-    elif head_dim <= 64:  # three would spill a score function's registers
+    if head_dim <= 64:
         tile = DqTile(2, 128, 2, 2, False, "128x128: whole blocks on the diagonal")
     elif head_dim <= 128:
         tile = DqTile(2, 112, 3, 2, True, "128x112: with 128 keys the products serialise for lack of registers")

@@ -12,35 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from cuflash.driver import CLUSTER, OVERLAP, LaunchAttribute, LaunchConfig
 from cuflash.errors import CuflashError
 from cuflash.interop.words import MAP_BYTES, FlatLaunch, decode
 
 __all__ = ["LaunchConfig", "PythonLauncher"]
 
-_CLUSTER, _OVERLAP = 4, 6  # CU_LAUNCH_ATTRIBUTE_*
 _L2_PROMOTION_256B = 3
 _ALIGNMENT = 64  # bytes; what a tensor map asks of its place among the parameters
 _PREPARED_LIMIT, _MAPS_LIMIT = 4096, 1024  # plans, addresses of one operand; a full table starts afresh
 Queue = Callable[[Sequence[int], int], None]  # (addresses of the operands, stream)
-
-
-class LaunchAttribute(ctypes.Structure):
-    """CUlaunchAttribute: the value is a union of 64 bytes."""
-
-    _fields_ = [("id", ctypes.c_int32), ("pad", ctypes.c_char * 4), ("value", ctypes.c_uint32 * 16)]
-
-
-class LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig."""
-
-    _fields_ = [
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared_bytes", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(LaunchAttribute)),
-        ("num_attributes", ctypes.c_uint),
-    ]
 
 
 @cache
@@ -161,11 +142,11 @@ def _config(launch: FlatLaunch) -> tuple[LaunchConfig, Any]:
     attributes = (LaunchAttribute * 2)()
     used = 0
     if launch.cluster > 1:
-        attributes[used].id = _CLUSTER
+        attributes[used].id = CLUSTER
         attributes[used].value[0:3] = [launch.cluster, 1, 1]
         used += 1
     if launch.overlap:
-        attributes[used].id = _OVERLAP
+        attributes[used].id = OVERLAP
         attributes[used].value[0] = 1
         used += 1
     sizes = (ctypes.c_uint * 3)(launch.grid, 1, 1), (ctypes.c_uint * 3)(launch.block, 1, 1)

@@ -77,7 +77,7 @@ def _launch_words(launch: Launch, names: dict[str, int], key: int) -> list[int]:
     params = launch.params
     padded = params + bytes(-len(params) % 8)
     words = [key, launch.grid, launch.block, launch.shared_bytes]
-    words += [getattr(launch, "cluster", 1), int(getattr(launch, "overlap", False)), len(params)]
+    words += [getattr(launch, "cluster", 1), int(launch.overlap), len(params)]
     words += [len(launch.pointers), len(launch.tensor_maps)]
     words += np.frombuffer(padded, np.int64).tolist()
     for pointer in launch.pointers:

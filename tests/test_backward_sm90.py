@@ -12,7 +12,7 @@ from arrays import case, dense, stored, untouched_outside
 from oracle import assert_equal_bits, assert_right, expected
 from places import Place
 
-from cuflash import plan_sm90_backward
+from cuflash import plan_sm90_backward, tiling_sm90_backward
 from cuflash.architectures import Device
 from cuflash.backends import why_no_gpu
 from cuflash.plan import Plan
@@ -23,10 +23,24 @@ Array = np.ndarray[Any, Any]
 H200 = Device("NVIDIA H200", (9, 0), 132, 227 * 1024, ("sm90",))
 
 
-@pytest.fixture(scope="module", params=["emulator", pytest.param("gpu", marks=pytest.mark.gpu)])
+PLACES = ["emulator", pytest.param("gpu", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(scope="module", params=PLACES)
 def hopper(request: pytest.FixtureRequest) -> Iterator[Place]:
     """The emulator dressed as a Hopper GPU under the race detector, then a GPU."""
-    if request.param == "gpu":
+    yield from places(request.param)
+
+
+@pytest.fixture(params=PLACES)
+def any_order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """The same where all sequences count as long: dq is added up in any order."""
+    monkeypatch.setattr(tiling_sm90_backward, "_SHORT", 0)
+    yield from places(request.param)
+
+
+def places(name: str) -> Iterator[Place]:
+    if name == "gpu":
         if reason := why_no_gpu():
             pytest.skip(f"no GPU: {reason}")
         yield Place("gpu", "sm90")
@@ -82,14 +96,44 @@ FAST: dict[str, tuple[Shape, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("shape", "words"), FAST.values(), ids=FAST)
-def test_keys_resident_with_accumulator(hopper: Place, shape: Shape, words: dict[str, Any]) -> None:
+def test_tiles_of_keys_in_turn(hopper: Place, shape: Shape, words: dict[str, Any]) -> None:
+    """Persistent blocks that draw tickets; the emulator has four multiprocessors, so some draw several."""
     check(hopper, shape, seed=shape.seqlen_q, d_lse=shape.seqlen_k == 330, **words)
+
+
+@pytest.mark.parametrize(("shape", "words"), FAST.values(), ids=FAST)
+def test_tiles_of_keys_in_any_order(any_order: Place, shape: Shape, words: dict[str, Any]) -> None:
+    check(any_order, shape, seed=shape.seqlen_q, d_lse=shape.seqlen_k == 330, **words)
+
+
+def test_short_sequences_take_turns_and_long_ones_do_not() -> None:
+    for head_dim, causal, turns in ((64, True, 1024), (64, False, 1024), (128, True, 1024), (128, False, 0)):
+        for seqlen in (512, 1024, 2048):
+            for deterministic in (False, True):
+                arrays = case(dense(1, 1, 1, seqlen, 16, head_dim))
+                _, keys, finish = plan(arrays, causal=causal, deterministic=deterministic).launches
+                in_turn = dict(keys.variant.fields)["kOrderedDq"]
+                assert in_turn == (deterministic or seqlen <= turns), (head_dim, causal, seqlen, deterministic)
+                assert dict(finish.variant.fields)["kOrderedDq"] == in_turn
+
+
+def test_later_kernels_overlap_the_one_before() -> None:
+    """Launched early, they wait for themselves; the first waits for whatever was queued before the call."""
+    from cuflash.interop.words import decode, encode
+
+    for head_dim in (64, 256):
+        made = plan(case(dense(1, 2, 2, 16, 16, head_dim)))
+        assert [launch.overlap for launch in made.launches] == [False, True, True]
+        assert [launch.overlap for launch in decode(encode(made, "sm_90a").tolist()).launches] == [0, 1, 1]
 
 
 FIXED: dict[str, tuple[Shape, dict[str, Any]]] = {
     "64": (dense(1, 2, 1, 200, 330, 64, causal=True), {"deterministic": True}),
     "128": (dense(2, 4, 2, 130, 300, 128, causal=True), {"deterministic": True}),
     "128, full": (dense(1, 2, 2, 260, 130, 128), {"deterministic": True}),
+    "64, full": (dense(1, 2, 2, 140, 300, 64), {"deterministic": True}),
+    "64, window": (dense(1, 2, 1, 200, 330, 64, window=(40, 3)), {"deterministic": True}),
+    "128, softcap": (dense(1, 2, 2, 300, 140, 128, softcap=3.0, causal=True), {"deterministic": True}),
     "192 and 128": (dense(1, 2, 1, 130, 200, 192, 128, causal=True), {}),
     "256": (dense(1, 2, 1, 130, 200, 256, causal=True), {}),
     "256, window": (dense(1, 2, 2, 200, 130, 256, dtype="float16", window=(60, 20)), {}),
@@ -97,7 +141,7 @@ FIXED: dict[str, tuple[Shape, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("shape", "words"), FIXED.values(), ids=FIXED)
-def test_two_kernels_in_fixed_order(hopper: Place, shape: Shape, words: dict[str, Any]) -> None:
+def test_fixed_order(hopper: Place, shape: Shape, words: dict[str, Any]) -> None:
     """Right, and the same bits on another schedule and as the second of a larger batch."""
     found = check(hopper, shape, seed=3, d_lse=True, **words)
     arrays = with_forward(case(shape, 3, d_lse=True), **shape.keywords)

@@ -13,6 +13,8 @@ struct BackwardSm90Params {
   const float* lse_log2;                      // [batch, num_q_heads, stat_rows]; see backward_sm90_prepare
   const float* delta;                         // [batch, num_q_heads, stat_rows]
   float* dq_accumulator;                      // [batch, num_q_heads, num_q_blocks, block_q * columns], opaque order
+  uint32_t* dq_turns;                         // [batch, num_q_heads, num_q_blocks, 2]: blocks of keys added so far
+  uint32_t* tickets;                          // blocks of keys handed out so far to persistent blocks
   int64_t stat_rows;                          // seqlen_q rounded up to whole blocks of every kernel that reads them
   int32_t batch, num_q_heads, num_kv_heads, seqlen_q, seqlen_k;
   int32_t num_q_blocks, num_k_blocks;
@@ -32,14 +34,18 @@ struct BackwardSm90PrepareParams {
   float* lse_log2;
   float* delta;
   float* dq_accumulator;
+  uint32_t* dq_turns;  // zeroed
+  uint32_t* tickets;   // zeroed; null without
   Strides out_strides, d_out_strides, d_lse_strides;  // elements
   int64_t stat_rows;
   int64_t accumulator_floats;  // of one head; 0 without an accumulator
   int32_t num_q_heads, seqlen_q, head_dim_v, num_row_blocks;
+  int32_t turns;  // of one head; 0 where dq is added up in any order
 };
 
 struct BackwardSm90FinishParams {
   const float* dq_accumulator;
+  const uint32_t* dq_turns;
   void* dq;
   Strides dq_strides;  // elements
   int32_t num_q_heads, seqlen_q, head_dim, num_q_blocks;

@@ -4,8 +4,7 @@
 // Scores and d(probs) are computed transposed, [keys, queries], so that probabilities and d(scores) are in registers
 // just what the products for dv and dk take as their left operand. Only dq, which sums over keys, needs d(scores) of
 // both warpgroups: they pass through shared memory. dq of a step goes to shared memory too and is added to global
-// memory by a warp of the producer; without an accumulator (Config::kAccumulateDq false) all of that is gone and every
-// sum has a fixed order.
+// memory by a warp of the producer, in any order or (Config::kOrderedDq) one block of keys after the other.
 //
 // The warpgroups take turns at starting products, so that one multiplies while the other does its pointwise part; left
 // alone they fall into step, and the tensor cores idle through every exponential. A turn is long: dq, dv and dk of a
@@ -30,8 +29,17 @@ struct BackwardConsumer {
   int warpgroup;
   int first_k;  // key of this thread's first accumulator
   int number = 0;  // of the step whose sums come next
-  typename Layout::QRing::Position q_at;  // stages of that step
-  typename Layout::DOutRing::Position d_out_at;
+  typename Layout::QRing::Position q_at;  // stage of that step
+  typename Layout::DOutRing::Position own_d_out_at;  // only where the rings are not equally long
+
+  CUFLASH_DEVICE typename Layout::DOutRing::Position d_out_at() const {
+    if constexpr (Layout::kQueryStages == Layout::kDOutStages) return q_at;
+    else return own_d_out_at;
+  }
+  CUFLASH_DEVICE void advance() {
+    q_at.advance();
+    own_d_out_at.advance();
+  }
 
   CUFLASH_DEVICE void take_turn() const { ptx::named_barrier_sync(kBarrierTurn + warpgroup, kBoth); }
   CUFLASH_DEVICE void pass_turn() const { ptx::named_barrier_arrive(kBarrierTurn + 1 - warpgroup, kBoth); }
@@ -75,12 +83,12 @@ struct BackwardConsumer {
                                                                     layout.q_ring().stage(q_at));
   }
   CUFLASH_DEVICE void start_d_probs(float (&d_probs)[kBlockQ / 2], bool hides_keys) const {
-    layout.d_out_ring().wait_full(d_out_at);
+    layout.d_out_ring().wait_full(d_out_at());
     if (warpgroup == 0 && hides_keys && has_nonfinite_queries<kBlockQ>(layout.lse(q_at))) {
-      clear_queries<typename Layout::DOutTile>(layout.d_out_ring().stage(d_out_at));
+      clear_queries<typename Layout::DOutTile>(layout.d_out_ring().stage(d_out_at()));
     }
     tile::start_scores<Element, kBlockK, kBlockQ, Config::kHeadDimV>(d_probs, rows(layout.smem + Layout::kV),
-                                                                     layout.d_out_ring().stage(d_out_at));
+                                                                     layout.d_out_ring().stage(d_out_at()));
   }
 
   // Hands this warpgroup's part of dq to the warp that adds it to global memory.
@@ -128,10 +136,8 @@ CUFLASH_DEVICE void backward_pointwise(const Params& params, const BackwardConsu
   }
   // The derivatives of the plain score are the probabilities. Packed only here, they do not live beside d(probs).
   if constexpr (kPlain) tile::pack_fragment<Element>(dots, probs);
-  if constexpr (Config::kAccumulateDq) {
-    tile::store_transposed<kBlockQ, kBlockK>(d_scores, layout.d_scores(self.number % 2), self.own_row());
-    ptx::fence_proxy_async();  // wgmma reads what the threads have written
-  }
+  tile::store_transposed<kBlockQ, kBlockK>(d_scores, layout.d_scores(self.number % 2), self.own_row());
+  ptx::fence_proxy_async();  // wgmma reads what the threads have written
 }
 
 // One turn: the sums of a step and, unless it is the last, scores and d(probs) of the next, of which hides_next tells
@@ -148,27 +154,22 @@ CUFLASH_DEVICE void backward_turn(BackwardConsumer<Config>& self, bool hides_nex
   const Layout& layout = self.layout;
   const bool speaks = ptx::lane_index() == 0;
   const auto q_now = self.q_at;
-  const auto d_out_now = self.d_out_at;
-  [[maybe_unused]] float dq[Layout::kDqPartCols / 2];
+  const auto d_out_now = self.d_out_at();
+  float dq[Layout::kDqPartCols / 2];
   self.take_turn();
-  if constexpr (Config::kAccumulateDq) {
-    // Warpgroup 0 has nothing before its first step; the product of whatever lies there goes unread, for under a
-    // condition it would make the compiler serialise all products. It takes values for keys, which the other may be
-    // clearing.
-    const bool has_dq = self.warpgroup == 1 || self.number > 0;
-    start_dq<Config>(dq, layout.smem + (has_dq ? Layout::kK : Layout::kV),
-                     layout.d_scores((self.number + 1 - self.warpgroup) % 2), self.warpgroup);
-  }
+  // Warpgroup 0 has nothing before its first step; the product of whatever lies there goes unread, for under a
+  // condition it would make the compiler serialise all products. It takes values for keys, which the other may be
+  // clearing.
+  const bool has_dq = self.warpgroup == 1 || self.number > 0;
+  start_dq<Config>(dq, layout.smem + (has_dq ? Layout::kK : Layout::kV),
+                   layout.d_scores((self.number + 1 - self.warpgroup) % 2), self.warpgroup);
   tile::start_output<Element, kBlockQ, Config::kHeadDimV>(dv, probs, layout.d_out_ring().stage(d_out_now));
   tile::start_output<Element, kBlockQ, Config::kHeadDim>(dk, d_scores, layout.q_ring().stage(q_now));
-  if constexpr (Config::kAccumulateDq) {
-    ptx::wgmma_wait<2>();
-    ptx::wgmma_touch(dq);
-    if (self.warpgroup == 1 || self.number > 0) self.hand_over(dq);
-  }
+  ptx::wgmma_wait<2>();
+  ptx::wgmma_touch(dq);
+  if (has_dq) self.hand_over(dq);
   ++self.number;
-  self.q_at.advance();
-  self.d_out_at.advance();
+  self.advance();
   ptx::wgmma_wait<1>();
   ptx::wgmma_touch(dv);
   ptx::sync_warp();  // every lane has read its lse and delta
@@ -187,11 +188,12 @@ CUFLASH_DEVICE void backward_turn(BackwardConsumer<Config>& self, bool hides_nex
 
 // A warpgroup alone reads its rows of the values: they become the way out of its rows of dv.
 template <class Config, class Params>
-CUFLASH_DEVICE void store_dv(const Params& params, const BackwardConsumer<Config>& self, const HeadBlock& work,
+CUFLASH_DEVICE void store_dv(const Params& params, const BackwardConsumer<Config>& self, int number,
                              const float (&dv)[Config::kHeadDimV / 2]) {
   using Layout = BackwardSm90Layout<Config>;
   constexpr int kBlockK = Config::kBlockK;
   const int row = self.own_row();
+  const HeadBlock work = key_block_again<Config>(params, self.layout, number);
   ptx::named_barrier_sync(kBarrierProbsFull + self.warpgroup, tile::kWarpgroupThreads);  // read by all four warps
   tile::store_to_tensor<typename Config::Element, kBlockK, Config::kHeadDimV>(
       dv, 1.0f, self.layout.smem + Layout::kV, row, &params.dv, work.block * kBlockK + row, work.head, work.batch);
@@ -200,21 +202,22 @@ CUFLASH_DEVICE void store_dv(const Params& params, const BackwardConsumer<Config
 // All steps: a turn for the first scores, then pointwise parts and turns by turns.
 template <class Config, class Params>
 CUFLASH_DEVICE void backward_steps_of(const Params& params, BackwardConsumer<Config>& self, const HeadBlock& work,
-                                      const BackwardSteps& steps, float (&dk)[Config::kHeadDim / 2],
+                                      const BackwardSteps& steps, int tile_number, float (&dk)[Config::kHeadDim / 2],
                                       float (&dv)[Config::kHeadDimV / 2]) {
   using Layout = BackwardSm90Layout<Config>;
   const int count = steps.count();
   float dots[Config::kBlockQ / 2], d_probs[Config::kBlockQ / 2];        // [64 keys, block_q]
   uint32_t probs[Config::kBlockQ / 4], d_scores[Config::kBlockQ / 4];  // the same in packed pairs
   BackwardStep step{steps.first_head, steps.first_block};
+  self.number = 0;
   if (self.warpgroup == 1) self.pass_turn();  // warpgroup 0 begins
   self.take_turn();
   const bool hides_first = hides_keys<Config>(params, work, step.block);
   self.start_dots(dots, hides_first);
-  ptx::mbarrier_wait(self.layout.values_full(), 0);
+  ptx::mbarrier_wait(self.layout.values_full(), tile_number % 2);
   self.start_d_probs(d_probs, hides_first);
   self.pass_turn();
-  if constexpr (Config::kAccumulateDq && !Config::Mask::kUniform) {
+  if constexpr (!Config::Mask::kUniform) {
     ptx::wgmma_wait<1>();
     self.clear_keys();
   }
@@ -228,48 +231,49 @@ CUFLASH_DEVICE void backward_steps_of(const Params& params, BackwardConsumer<Con
   }
   backward_turn<Config, true>(self, false, dots, d_probs, probs, d_scores, dk, dv);
 
-  store_dv(params, self, work, dv);  // while the other has its last turn
+  store_dv(params, self, tile_number, dv);  // while the other has its last turn
   if (self.warpgroup == 0) {
     self.take_turn();  // the other's last d(scores) are there
-    if constexpr (Config::kAccumulateDq) {
-      float dq[Layout::kDqPartCols / 2];
-      start_dq<Config>(dq, self.layout.smem + Layout::kK, self.layout.d_scores((self.number + 1) % 2), self.warpgroup);
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_touch(dq);
-      self.hand_over(dq);
-    }
+    float dq[Layout::kDqPartCols / 2];
+    start_dq<Config>(dq, self.layout.smem + Layout::kK, self.layout.d_scores((self.number + 1) % 2), self.warpgroup);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_touch(dq);
+    self.hand_over(dq);
   }
 }
 
 template <class Config, class Params>
 CUFLASH_DEVICE void backward_consume(const Params& params, const BackwardSm90Layout<Config>& layout,
-                                     const HeadBlock& work, int warpgroup) {
+                                     const HeadBlock& work, int number, BackwardConsumer<Config>& self) {
   using Layout = BackwardSm90Layout<Config>;
   using Element = typename Config::Element;
   constexpr int kBlockK = Config::kBlockK;
   const BackwardSteps steps = backward_steps<Config>(params, work);
-  const int first_key = work.block * kBlockK + warpgroup * tile::kWarpgroupRows;
-  BackwardConsumer<Config> self{layout, warpgroup, first_key + tile::fragment_row()};
+  self.first_k = work.block * kBlockK + self.warpgroup * tile::kWarpgroupRows + tile::fragment_row();
   float dk[Config::kHeadDim / 2], dv[Config::kHeadDimV / 2];
 #pragma unroll
   for (int i = 0; i < Config::kHeadDim / 2; ++i) dk[i] = 0.0f;
 #pragma unroll
   for (int i = 0; i < Config::kHeadDimV / 2; ++i) dv[i] = 0.0f;
 
-  ptx::mbarrier_wait(layout.keys_full(), 0);
+  ptx::mbarrier_wait(layout.keys_full(), number % 2);
   if (steps.count() > 0) {
-    backward_steps_of(params, self, work, steps, dk, dv);
+    backward_steps_of(params, self, work, steps, number, dk, dv);
   } else {
-    store_dv(params, self, work, dv);
+    ptx::mbarrier_wait(layout.values_full(), number % 2);
+    store_dv(params, self, number, dv);
   }
 
   // Both warpgroups have read the keys for the last time: their tile becomes the way out.
   ptx::named_barrier_sync(kBarrierConsumers, 2 * tile::kWarpgroupThreads);
   const int row = self.own_row();
+  const HeadBlock to = key_block_again<Config>(params, layout, number);
   tile::store_to_tensor<Element, kBlockK, Config::kHeadDim>(dk, params.grad_scale, layout.smem + Layout::kK, row,
-                                                            &params.dk, work.block * kBlockK + row, work.head,
-                                                            work.batch);
-  if (ptx::lane_index() == 0) ptx::bulk_wait_read<0>();  // shared memory outlives its readers
+                                                            &params.dk, to.block * kBlockK + row, to.head, to.batch);
+  if (ptx::lane_index() == 0) {
+    ptx::bulk_wait_read<0>();  // shared memory outlives its readers
+    if constexpr (Config::kPersistent) ptx::mbarrier_arrive(layout.keys_empty());
+  }
 }
 
 // Warps 0 to 3 copy in (0) and add dq (1, 2); the others multiply.
@@ -278,18 +282,28 @@ CUFLASH_DEVICE void backward_sm90(const Params& params) {
   using Layout = BackwardSm90Layout<Config>;
   const Layout layout{ptx::dynamic_shared()};
   const int warp = ptx::warp_index();
+  if (Config::kPersistent && ptx::thread_index() == 0) {
+    ptx::mbarrier_init(layout.keys_empty(), 8);  // consumer warps
+    layout.board().init();
+  }
   init_backward_barriers(layout);
   // Each role finds its work for itself: nothing is carried over the change of registers.
   if (warp < 4) {
     ptx::setmaxnreg_dec<504 - 2 * Config::kConsumerRegisters>();
     if (ptx::thread_index() == 0) {
-      backward_produce<Config>(params, layout, key_block_of(params));
-    } else if (Config::kAccumulateDq && (warp == 1 || warp == 2)) {
-      backward_add_dq(params, layout, key_block_of(params), warp - 1);
+      backward_produce<Config>(params, layout);
+    } else if (warp == 1 || warp == 2) {
+      ptx::griddepcontrol_wait();  // the kernel before zeroed the accumulator or its turns
+      for_key_blocks<Config, false>(params, layout, [&](const HeadBlock& work, int) {
+        backward_add_dq(params, layout, work, warp - 1);
+      });
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-    backward_consume(params, layout, key_block_of(params), warp / 4 - 1);
+    BackwardConsumer<Config> self{layout, warp / 4 - 1, 0};
+    for_key_blocks<Config, false>(params, layout, [&](const HeadBlock& work, int number) {
+      backward_consume(params, layout, work, number, self);
+    });
   }
 }
 

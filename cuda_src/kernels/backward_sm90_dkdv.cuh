@@ -249,14 +249,16 @@ CUFLASH_DEVICE void backward_sm90_dkdv(const Params& params) {
   init_backward_barriers(layout);
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<24>();
-    if (ptx::thread_index() == 0) backward_produce<Config>(params, layout, key_block_of(params));
+    if (ptx::thread_index() == 0) backward_produce<Config>(params, layout);
   } else {
     ptx::setmaxnreg_inc<240>();
-    if (warpgroup == 1) {
-      dkdv_consume<Config, true>(params, layout, key_block_of(params));
-    } else {
-      dkdv_consume<Config, false>(params, layout, key_block_of(params));
-    }
+    for_key_blocks<Config, false>(params, layout, [&](const HeadBlock& work, int) {
+      if (warpgroup == 1) {
+        dkdv_consume<Config, true>(params, layout, work);
+      } else {
+        dkdv_consume<Config, false>(params, layout, work);
+      }
+    });
   }
 }
 

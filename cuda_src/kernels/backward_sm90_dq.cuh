@@ -196,7 +196,7 @@ CUFLASH_DEVICE void dq_blocks(const Params& params, DqConsumer<Config>& self, co
   const int row = first_row + self.warpgroup * tile::kWarpgroupRows + tile::fragment_row();
   const int64_t stat =
       (static_cast<int64_t>(work.batch) * params.num_q_heads + work.head) * params.stat_rows + row;
-  ptx::griddepcontrol_wait();  // lse and delta come from the kernel before
+  // lse and delta come from the kernel before the one before this: that one had them when it let this one start.
   const RowStats lse{tile::read(params.lse_log2 + stat), tile::read(params.lse_log2 + stat + 8)};
   const RowStats delta{tile::read(params.delta + stat), tile::read(params.delta + stat + 8)};
   const typename Config::Score::Head score_head = Config::Score::head(params.score, work.head, work.batch);
@@ -265,7 +265,10 @@ CUFLASH_DEVICE void backward_sm90_dq(const Params& params) {
   ptx::sync_cta();  // barriers exist
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Config::kWarpgroups == 2 ? 24 : 32>();
-    if (ptx::thread_index() == 0) dq_produce(params, layout, dq_block_of<Config>(params));
+    if (ptx::thread_index() == 0) {
+      dq_produce(params, layout, dq_block_of<Config>(params));
+      ptx::griddepcontrol_wait();  // for nothing of its own: whoever waits for this kernel has waited for those before
+    }
   } else {
     ptx::setmaxnreg_inc<Config::kWarpgroups == 2 ? 240 : 160>();
     dq_consume(params, layout, dq_block_of<Config>(params), warpgroup - 1);

@@ -22,18 +22,23 @@ CUFLASH_DEVICE void backward_sm90_finish(const BackwardSm90FinishParams& params)
   constexpr int kThreads = Config::kThreads, kBlockQ = Config::kBlockQ, kCols = Layout::kDqCols;
   constexpr int kRowBytes = (kCols + 8) * 2, kPartChunks = Layout::kDqPartFloats / 512;
   const uint32_t smem = ptx::dynamic_shared();
-  const int head = ptx::block_index() % params.num_q_heads;
-  const int rest = ptx::block_index() / params.num_q_heads;
+  const int index = ptx::grid_size() - 1 - ptx::block_index();  // what was added up last is still in L2
+  const int head = index % params.num_q_heads;
+  const int rest = index / params.num_q_heads;
   const int block = rest % params.num_q_blocks;
   const int batch = rest / params.num_q_blocks;
   const int64_t batch_head = static_cast<int64_t>(batch) * params.num_q_heads + head;
   const float* parts_gmem = params.dq_accumulator + (batch_head * params.num_q_blocks + block) * kBlockQ * kCols;
   const float scale = params.grad_scale;
   ptx::griddepcontrol_wait();  // the sums are complete
+  bool has_sums = true;
+  if constexpr (Config::kOrderedDq) {  // a block that no key has had its turn at was never written
+    has_sums = ptx::load_global<uint32_t>(params.dq_turns + (batch_head * params.num_q_blocks + block) * 2) != 0;
+  }
 
 #pragma unroll 4
   for (int item = ptx::thread_index(); item < kBlockQ * kCols / 4; item += kThreads) {
-    const f32x4 sums = ptx::load_global<f32x4>(parts_gmem + item * 4);
+    const f32x4 sums = has_sums ? ptx::load_global<f32x4>(parts_gmem + item * 4) : f32x4{0.0f, 0.0f, 0.0f, 0.0f};
     const int thread = item % 128, chunk = item / 128 % kPartChunks, part = item / 128 / kPartChunks;
     const uint32_t pairs[2] = {ptx::pack2<Element>(sums.x * scale, sums.y * scale),
                                ptx::pack2<Element>(sums.z * scale, sums.w * scale)};

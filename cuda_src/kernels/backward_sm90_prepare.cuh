@@ -1,5 +1,6 @@
 // What the Hopper backward kernels find ready: delta = rowsum(d_out * out) - d_lse, lse in log2 units, and zeros where
-// dq is added up. Moves bytes and nothing else, so each thread keeps several loads of 16 bytes in flight.
+// dq is added up or, in a fixed order, where its turns are counted. Moves bytes and nothing else, so each thread keeps
+// several loads of 16 bytes in flight.
 //
 // lse also says which rows may hold something that is not finite: where it is finite, so are the row's query and d_out.
 #pragma once
@@ -74,8 +75,10 @@ CUFLASH_DEVICE void backward_sm90_prepare(const BackwardSm90PrepareParams& param
   constexpr int kPasses = Config::kBlockRows / kRowsAtOnce;
   static_assert(Config::kBlockRows % kRowsAtOnce == 0, "whole passes");
   ptx::griddepcontrol_launch();
-  const int head = ptx::block_index() % params.num_q_heads;
-  const int rest = ptx::block_index() / params.num_q_heads;
+  // The last rows first: the kernel that follows begins with the first ones and finds their d_out in L2.
+  const int index = ptx::grid_size() - 1 - ptx::block_index();
+  const int head = index % params.num_q_heads;
+  const int rest = index / params.num_q_heads;
   const int first_row = rest % params.num_row_blocks * Config::kBlockRows;
   const int batch = rest / params.num_row_blocks;
   const Element* out_gmem = static_cast<const Element*>(params.out) + batch * params.out_strides.batch +
@@ -102,6 +105,12 @@ CUFLASH_DEVICE void backward_sm90_prepare(const BackwardSm90PrepareParams& param
 
   // The accumulator's zeros travel while the loads are on their way.
   const int64_t batch_head = static_cast<int64_t>(batch) * params.num_q_heads + head;
+  if (first_row == 0) {
+    for (int i = ptx::thread_index(); i < params.turns; i += kThreads) {
+      ptx::store_global(params.dq_turns + batch_head * params.turns + i, 0u);
+    }
+  }
+  if (index == 0 && ptx::thread_index() == 0 && params.tickets != nullptr) ptx::store_global(params.tickets, 0u);
   const int64_t share = static_cast<int64_t>(Config::kBlockRows) * Config::kAccumulatorCols;
   const int64_t first = first_row / Config::kBlockRows * share;
   const int64_t last = ptx::min(first + share, params.accumulator_floats);

@@ -119,6 +119,16 @@ CUFLASH_DEVICE int32_t atomic_add(int32_t* pointer, int32_t value) {
   return static_cast<int32_t>(atomic_add(reinterpret_cast<uint32_t*>(pointer), static_cast<uint32_t>(value)));
 }
 
+// Between blocks: who reads a released value sees all that its writer had written or seen before.
+CUFLASH_DEVICE uint32_t load_acquire(const uint32_t* pointer) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(pointer) : "memory");
+  return value;
+}
+CUFLASH_DEVICE void store_release(uint32_t* pointer, uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
+}
+
 // Orders this thread's global writes before its later ones, as seen by every block of the device.
 CUFLASH_DEVICE void threadfence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 

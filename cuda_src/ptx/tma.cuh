@@ -96,4 +96,7 @@ CUFLASH_DEVICE void bulk_wait_read() {
 // Makes this thread's earlier shared-memory accesses visible to bulk copies and wgmma; a barrier passes it on.
 CUFLASH_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// Orders bulk copies of global memory against this thread's other accesses of it.
+CUFLASH_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 }  // namespace cuflash::ptx

@@ -79,6 +79,16 @@ def test_reductions_from_several_workers() -> None:
     np.testing.assert_array_equal(out[:4], 64 * 200 * np.arange(1, 5))
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_blocks_take_turns(workers: int) -> None:
+    """Whoever holds a ticket waits for those who drew before: in any order of blocks, on several threads too."""
+    out = run(Case("x", "memory", "relay", (), np.zeros(3, np.uint32), (), (), 32, 9), workers=workers, seed=5)
+    want = 0
+    for ticket in range(9):
+        want = 3 * want + ticket
+    np.testing.assert_array_equal(out, [9, 9, want])
+
+
 def test_block_barrier() -> None:
     out = run(LEAN["reverse"])
     np.testing.assert_array_equal(out[:, 0], np.arange(96))

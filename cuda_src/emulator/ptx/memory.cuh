@@ -50,6 +50,13 @@ CUFLASH_DEVICE int32_t atomic_add(int32_t* pointer, int32_t value, CUFLASH_CALLE
       emulator::atomic_add(reinterpret_cast<uint32_t*>(pointer), static_cast<uint32_t>(value), CUFLASH_AT));
 }
 
+CUFLASH_DEVICE uint32_t load_acquire(const uint32_t* pointer, CUFLASH_CALLER) {
+  return emulator::load_acquire(pointer, CUFLASH_AT);
+}
+CUFLASH_DEVICE void store_release(uint32_t* pointer, uint32_t value, CUFLASH_CALLER) {
+  emulator::store_release(pointer, value, CUFLASH_AT);
+}
+
 // Blocks share their worker's memory or meet it through atomics: the host's own fence is enough.
 CUFLASH_DEVICE void threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 

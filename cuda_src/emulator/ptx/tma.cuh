@@ -83,5 +83,6 @@ CUFLASH_DEVICE void bulk_wait_read(CUFLASH_CALLER) {
   emulator::bulk_wait(Groups, true, CUFLASH_AT);
 }
 CUFLASH_DEVICE void fence_proxy_async() { emulator::fence_proxy_async(); }
+CUFLASH_DEVICE void fence_proxy_async_global() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 }  // namespace cuflash::ptx

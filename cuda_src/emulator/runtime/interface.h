@@ -26,6 +26,8 @@ void load_global(void* value, const void* pointer, uint32_t bytes, Location at);
 void store_global(void* pointer, const void* value, uint32_t bytes, Location at);
 void red_add(float* pointer, const float* values, int count, Location at);
 uint32_t atomic_add(uint32_t* pointer, uint32_t value, Location at);
+uint32_t load_acquire(const uint32_t* pointer, Location at);
+void store_release(uint32_t* pointer, uint32_t value, Location at);
 
 void barrier(int id, int count, bool waits, Location at);
 bool barrier_or(bool predicate, Location at);

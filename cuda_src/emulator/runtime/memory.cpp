@@ -154,4 +154,15 @@ uint32_t atomic_add(uint32_t* pointer, uint32_t value, Location at) {
   return __atomic_fetch_add(pointer, value, __ATOMIC_SEQ_CST);
 }
 
+uint32_t load_acquire(const uint32_t* pointer, Location at) {
+  check_aligned_global(*block, pointer, 4, Access::read, at);
+  yield();  // a loop of loads must let others run
+  return __atomic_load_n(pointer, __ATOMIC_ACQUIRE);
+}
+
+void store_release(uint32_t* pointer, uint32_t value, Location at) {
+  check_aligned_global(*block, pointer, 4, Access::write, at);
+  __atomic_store_n(pointer, value, __ATOMIC_RELEASE);
+}
+
 }  // namespace cuflash::emulator

@@ -100,6 +100,17 @@ CUFLASH_DEVICE void reduce(const TestParams& params) {
   if (before == 0) ptx::atomic_add(reinterpret_cast<uint32_t*>(params.out + 20), 7u);
 }
 
+// Blocks that draw tickets from out[1] and change out[2] one after the other, as out[0] counts.
+CUFLASH_DEVICE void relay(const TestParams& params) {
+  uint32_t* out = reinterpret_cast<uint32_t*>(params.out);
+  if (ptx::thread_index() != 0) return;
+  const uint32_t ticket = ptx::atomic_add(out + 1, 1u);
+  while (ptx::load_acquire(out) != ticket) {
+  }
+  ptx::store_global(out + 2, 3 * ptx::load_global<uint32_t>(out + 2) + ticket);  // no order but this gives this sum
+  ptx::store_release(out, ticket + 1);
+}
+
 // Reverses in[0] across the block, twice through the same memory; sync_cta_or says whether any value is n[1].
 CUFLASH_DEVICE void reverse(const TestParams& params) {
   const uint32_t t = ptx::thread_index(), last = ptx::thread_count() - 1, base = ptx::dynamic_shared();

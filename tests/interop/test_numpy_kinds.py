@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -113,3 +115,21 @@ def test_slopes_beside_empty_arrays(empty: str) -> None:
         assert out.shape == q.shape
         assert lse.shape == (q.shape[0], 4, q.shape[1])
         assert not any(x.any() for x in pullback(np.ones_like(out)))
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("empty", [False, True])
+def test_nothing_keeps_the_inputs_alive(empty: bool) -> None:
+    """Plans are cached by what they depend on, never with an array; what a pullback holds goes with it."""
+
+    class Watched(np.ndarray[Any, Any]):
+        """An array that can be watched."""
+
+    q, k, v, d_out = (sample()[name][: 0 if empty else None].view(Watched) for name in ("q", "k", "v", "d_out"))
+    watched = [weakref.ref(x) for x in (q, k, v, d_out)]
+    result, pullback = cuflash.flash_attention_vjp(q, k, v)
+    gradients = pullback(d_out)
+    del q, k, v, d_out, result, pullback
+    gc.collect()
+    assert [reference() for reference in watched] == [None] * 4
+    assert len(gradients) == 3

@@ -241,13 +241,16 @@ def test_it_says_what_it_does_not_take(shape: Shape, reason: str) -> None:
 
 COMPILED = [(64, {}), (128, {"causal": True}), (128, {"deterministic": True}), (256, {"causal": True})]
 COMPILED += [(dim, {"window": (64, 0), "softcap": 5.0}) for dim in (64, 128)] + [(192, {}), (96, {"causal": True})]
+LONG = [(64, {}), (64, {"causal": True}), (128, {"causal": True}), (128, {"window": (64, 0)})]  # dq in any order
 
 
-@pytest.mark.parametrize(("head_dim", "words"), COMPILED, ids=str)
-def test_no_spills_and_no_serialised_products(head_dim: int, words: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("head_dim", "words", "seqlen"), [*((*row, 16) for row in COMPILED), *((*row, 2048) for row in LONG)], ids=str
+)
+def test_no_spills_and_no_serialised_products(head_dim: int, words: dict[str, Any], seqlen: int) -> None:
     jit = pytest.importorskip("cuflash.jit")
     pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="NVRTC comes with CuPy and nvidia-cuda-nvrtc")
-    for launch in plan(case(dense(1, 2, 2, 16, 16, head_dim)), **words).launches:
+    for launch in plan(case(dense(1, 1, 1, seqlen, 16, head_dim)), **words).launches:
         log = jit.compile_cubin(launch.variant, "sm_90a").log
         spills = [int(n) for n in re.findall(r"(\d+) bytes spill", log)]
         assert spills and not any(spills), log

@@ -15,9 +15,10 @@ FORMS = pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "de
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["q", "k", "v"])
-def test_special_values_stay_where_they_are_seen(device: Place, where: str, value: float) -> None:
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_special_values_stay_where_they_are_seen(device: Place, dtype: str, where: str, value: float) -> None:
     """A NaN or infinity in one row reaches the rows that see it, as in the reference, and no other of its block."""
-    arrays = {name: normal((1, 70, 2, 64), "float16", seed) for seed, name in enumerate("qkv")}
+    arrays = {name: normal((1, 70, 2, 64), dtype, seed) for seed, name in enumerate("qkv")}
     row = 40
     arrays[where][0, row, 1] = value
     found, right = device.forward(arrays, causal=True), expected(arrays, causal=True)
@@ -29,6 +30,23 @@ def test_special_values_stay_where_they_are_seen(device: Place, where: str, valu
     found["out"][:, row:] = clean["out"][:, row:]
     found["lse"][:, :, row:] = clean["lse"][:, :, row:]
     assert_right(found, arrays, causal=True)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, 3e38, -1e36], ids=str)
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+def test_huge_values_without_a_mask(device: Place, where: str, value: float) -> None:
+    """float32 products are sums of parts, which must not turn an infinite or very large result into NaN."""
+    arrays = {name: abs(normal((1, 140, 2, 64), "float32", seed)) for seed, name in enumerate("qkv")}
+    arrays[where][0, 100, 1] = 0
+    arrays[where][0, 100, 1, 3] = value
+    if where != "v" and math.isfinite(value):  # scores of ordinary size
+        arrays["k" if where == "q" else "q"][..., 3] *= np.float32(1 / abs(value))
+    found, right = device.forward(arrays), expected(arrays)
+    for name in ("out", "lse"):
+        assert np.array_equal(np.isnan(found[name]), np.isnan(right[name])), name
+        assert np.array_equal(np.isinf(found[name]), np.isinf(right[name])), name
+    finite = np.isfinite(right["out"])
+    assert np.allclose(found["out"][finite], right["out"][finite], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

@@ -53,6 +53,8 @@ struct BackwardDqBlock {
   static constexpr int kDepth = Layout::kDepth;
   static constexpr int kWarpRows = Layout::kRowTiles * 16;
   using Pairs = tile::Accumulator<Layout::kRowTiles, kBlockK / 8>;
+  // float32 steps that share a sum: dq leaves few registers, the fewer where unseen pairs need care.
+  static constexpr int kMost = Config::kHeadDim <= 128 ? tile::kMostTogether : Mask::kUniform ? 2 : 1;
 
   const Params& params;
   const BlockPosition position;
@@ -140,19 +142,19 @@ struct BackwardDqBlock {
   // dQ += dS K.
   template <bool kCareful>
   CUFLASH_DEVICE void accumulate(const Pairs& d_scores, uint32_t stage) {
-    tile::gemm<Element, kBlockK / kDepth>(
-        dq, [&](int m, int step) { return d_scores.template operand<Element>(m, step); },
+    tile::gemm<Element, kBlockK / kDepth, tile::Values::kAny, tile::Chain::kLong, kBlockK / kDepth, kMost>(
+        dq, [&](int m, int step) { return d_scores.template fragment<Element>(m, step); },
         tile::guarded<kCareful>(tile::BColumnReader<typename Layout::KTile>(stage)));
   }
 
   CUFLASH_DEVICE void take_keys(int k_block, uint32_t stage, bool is_masked, bool is_careful) {
     Pairs scores, d_probs;
     scores.clear();
-    tile::gemm<Element, Config::kHeadDim / kDepth, tile::Chain::kLong, tile::kScoreUnroll>(
+    tile::gemm<Element, Config::kHeadDim / kDepth, tile::Values::kAny, tile::Chain::kLong, tile::kScoreUnroll, kMost>(
         scores, tile::AReader<typename Layout::QTile>(shared, warp_first_row),
         tile::BReader<typename Layout::KTile>(stage));
     d_probs.clear();
-    tile::gemm<Element, Config::kHeadDimV / kDepth, tile::Chain::kLong, tile::kScoreUnroll>(
+    tile::gemm<Element, Config::kHeadDimV / kDepth, tile::Values::kAny, tile::Chain::kLong, tile::kScoreUnroll, kMost>(
         d_probs, tile::AReader<typename Layout::DOutTile>(shared + Layout::kDOut, warp_first_row),
         tile::BReader<typename Layout::VTile>(stage + Layout::kValues));
     if (is_masked) {

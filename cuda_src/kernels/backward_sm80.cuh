@@ -109,11 +109,11 @@ struct BackwardBlock {
   // S^T = K Q^T and dP^T = V dO^T of one part of the queries.
   CUFLASH_DEVICE void make_scores(Pairs& scores, Pairs& d_probs, uint32_t stage, int first_col) const {
     scores.clear();
-    tile::gemm<Element, Config::kHeadDim / kDepth, tile::Chain::kLong, tile::kScoreUnroll>(
+    tile::gemm<Element, Config::kHeadDim / kDepth, tile::Values::kAny, tile::Chain::kLong, tile::kScoreUnroll>(
         scores, tile::AReader<typename Layout::KTile>(shared, warp_key),
         tile::BReader<typename Layout::QTile>(stage, first_col));
     d_probs.clear();
-    tile::gemm<Element, Config::kHeadDimV / kDepth, tile::Chain::kLong, tile::kScoreUnroll>(
+    tile::gemm<Element, Config::kHeadDimV / kDepth, tile::Values::kAny, tile::Chain::kLong, tile::kScoreUnroll>(
         d_probs, tile::AReader<typename Layout::VTile>(shared + Layout::kValues, warp_key),
         tile::BReader<typename Layout::DOutTile>(stage + Layout::kDOut, first_col));
   }
@@ -145,9 +145,9 @@ struct BackwardBlock {
     const tile::BColumnReader<QTile> q(stage + first_col * QTile::kRowBytes);
     constexpr int kSteps = Layout::kPartQ / kDepth;
     tile::gemm<Element, kSteps>(
-        dv, [&](int m, int step) { return probs.template operand<Element>(m, step); }, tile::guarded<kCareful>(d_out));
+        dv, [&](int m, int step) { return probs.template fragment<Element>(m, step); }, tile::guarded<kCareful>(d_out));
     tile::gemm<Element, kSteps>(
-        dk, [&](int m, int step) { return d_scores.template operand<Element>(m, step); }, tile::guarded<kCareful>(q));
+        dk, [&](int m, int step) { return d_scores.template fragment<Element>(m, step); }, tile::guarded<kCareful>(q));
   }
 
   // The same from shared memory, where the warps that share keys have met.
@@ -172,7 +172,7 @@ struct BackwardBlock {
     if (kWarpsQ * kTurns < Config::kWarps && warp_col >= kTurns) return;
     tile::Accumulator<kBlockQ / 16 / kWarpsQ, Config::kHeadDim / 8 / kTurns> dq;
     dq.clear();
-    tile::gemm<Element, kBlockK / kDepth, tile::Chain::kShort>(
+    tile::gemm<Element, kBlockK / kDepth, tile::Values::kAny, tile::Chain::kShort>(
         dq, tile::Turns<tile::AColumnReader<typename Layout::PairTile>, kWarpsQ>(shared + Layout::kDScores, warp_q),
         tile::guarded<kCareful>(tile::Turns<tile::BColumnReader<typename Layout::KTile>, kTurns>(shared, warp_col)));
 

@@ -6,8 +6,8 @@
 #include "attention/softmax.cuh"
 #include "kernels/forward_sm80_layout.cuh"
 #include "ptx/barrier.cuh"
+#include "tile/nonfinite.cuh"
 #include "tile/store.cuh"
-#include "tile/visible_gemm.cuh"
 
 namespace cuflash {
 
@@ -40,12 +40,12 @@ struct ForwardBlock {
   const tile::AReader<typename Layout::QTile> q_reader;
   const tile::BReader<typename Layout::KTile> k_reader;
   const tile::BColumnReader<typename Layout::VTile> v_reader;
-  tile::Operand<Element> q_frag[Layout::kQueryInRegisters ? Layout::kRowTiles : 1]
-                               [Layout::kQueryInRegisters ? Config::kHeadDim / kDepth : 1];
+  tile::Fragment<Element> q_frag[Layout::kQueryInRegisters ? Layout::kRowTiles : 1]
+                                [Layout::kQueryInRegisters ? Config::kHeadDim / kDepth : 1];
   Out out;  // [warp's rows, head_dim_v], times the row's sum and 2^base
   OnlineSoftmax<kLaneRows> softmax;
   static constexpr int kSteps = kBlockK / kDepth;     // of the product with V
-  uint32_t probs[Layout::kRowTiles][kSteps][4];  // [warp's rows, kBlockK] as operands of that product
+  tile::Fragment<Element> probs[Layout::kRowTiles][kSteps];  // [warp's rows, kBlockK] for that product
 
   CUFLASH_DEVICE ForwardBlock(const Params& params, const BlockPosition& position)
       : params(params),
@@ -66,6 +66,8 @@ struct ForwardBlock {
   CUFLASH_DEVICE int last_row() const { return ptx::min(first_row + Config::kBlockQ, params.seqlen_q) - 1; }
   CUFLASH_DEVICE int kv_head() const { return position.head / (params.num_q_heads / params.num_kv_heads); }
   CUFLASH_DEVICE static int stage_of(int k_block) { return Config::kStages == 1 ? 0 : k_block % 2; }
+  // Addresses of float32 operands are worked out anew in each block of keys: registers are short there.
+  CUFLASH_DEVICE static int fresh(int bytes) { return Layout::kInHaste ? ptx::opaque(bytes) : bytes; }
   CUFLASH_DEVICE uint32_t k_smem(int k_block) const {
     return shared + Layout::kKeys + stage_of(k_block) * Layout::KTile::kBytes;
   }
@@ -98,7 +100,7 @@ struct ForwardBlock {
   template <bool kMasked>
   CUFLASH_DEVICE bool wait_for_values(int k_block) const {
     ptx::cp_async_wait<0>();
-    if constexpr (kMasked && !Mask::kUniform) {
+    if constexpr (kMasked && Layout::kLooksAtValues) {
       return ptx::sync_cta_or(v_copy.has_nonfinite(v_smem(k_block)));
     } else {
       ptx::sync_cta();
@@ -110,12 +112,14 @@ struct ForwardBlock {
   template <bool kMasked>
   CUFLASH_DEVICE void make_scores(int k_block, Scores& scores) const {
     scores.clear();
-    const auto keys_of_stage = k_reader.moved(stage_of(k_block) * Layout::KTile::kBytes);
-    tile::gemm<Element, Config::kHeadDim / kDepth, tile::Chain::kLong, tile::kScoreUnroll>(
+    const auto keys_of_stage = k_reader.moved(fresh(stage_of(k_block) * Layout::KTile::kBytes));
+    const auto queries = q_reader.moved(fresh(0));
+    tile::gemm<Element, Config::kHeadDim / kDepth, Layout::template kFactors<kMasked>, tile::Chain::kLong,
+               tile::kScoreUnroll>(
         scores,
         [&](int m, int step) {
           if constexpr (Layout::kQueryInRegisters) return q_frag[m][step];
-          else return q_reader(m, step);
+          else return queries(m, step);
         },
         keys_of_stage);
     if constexpr (Score::kPreScale) apply_score(k_block, scores);
@@ -199,7 +203,7 @@ struct ForwardBlock {
 #pragma unroll
       for (int m = 0; m < Layout::kRowTiles; ++m) {
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step) scores.template operand_words<Element>(m, step, probs[m][step]);
+        for (int step = 0; step < kSteps; ++step) probs[m][step] = scores.template fragment<Element>(m, step);
       }
       if (looks_up) break;
       bool is_low = false;
@@ -214,25 +218,17 @@ struct ForwardBlock {
   // O += P V.
   template <bool kMasked>
   CUFLASH_DEVICE void accumulate(int k_block, bool has_nonfinite) {
-    using Operand = tile::Operand<Element>;
-    const auto values_of_stage = v_reader.moved(stage_of(k_block) * Layout::VTile::kBytes);
-    if (kMasked && !Mask::kUniform && has_nonfinite) {
-      tile::visible_gemm<Element, kSteps>(
-          out, [&](int m) { return Operand::from_words(probs[m][0]); }, values_of_stage,
-          [&](int row, int col) {
-            return Mask::keeps(params.mask, first_row + warp_first_row + row, k_block * kBlockK + col);
-          },
-          [&] {
-#pragma unroll
-            for (int m = 0; m < Layout::kRowTiles; ++m) {
-#pragma unroll
-              for (int i = 0; i < 4 * (kSteps - 1); ++i) probs[m][i / 4][i % 4] = probs[m][i / 4 + 1][i % 4];
-            }
-          });
-    } else {
-      tile::gemm<Element, kSteps>(
-          out, [&](int m, int step) { return Operand::from_words(probs[m][step]); }, values_of_stage);
+    const auto values_of_stage = v_reader.moved(fresh(stage_of(k_block) * Layout::VTile::kBytes));
+    if (kMasked && Layout::kLooksAtValues && has_nonfinite) {
+      tile::add_nonfinite<Element, kSteps>(out, values_of_stage, [&](int row, int col) {
+        return Mask::keeps(params.mask, first_row + warp_first_row + row, k_block * kBlockK + col);
+      });
+      ptx::sync_cta();  // all warps have read what is not finite
+      v_copy.clear_nonfinite(v_smem(k_block));
+      ptx::sync_cta();  // what remains is finite
     }
+    tile::gemm<Element, kSteps, Layout::template kFactors<kMasked>>(
+        out, [&](int m, int step) { return probs[m][step]; }, values_of_stage);
   }
 
   // One block of keys. With one stage, values arrive while scores are made and the next keys while values are used.
@@ -261,7 +257,19 @@ struct ForwardBlock {
     accumulate<kMasked>(k_block, has_nonfinite);
   }
 
+  // A block of float32 rows whose output has a NaN is done again with every block of keys masked: those are multiplied
+  // with care.
   CUFLASH_DEVICE void run() {
+    bool is_careful = false;
+    while (true) {
+      visit_keys(is_careful);
+      if (!Layout::kInHaste || is_careful) break;
+      is_careful = ptx::sync_cta_or(tile::has_nan(out));  // and all warps have read the tiles that are loaded again
+      if (!is_careful) break;
+    }
+  }
+
+  CUFLASH_DEVICE void visit_keys(bool is_careful) {
     out.clear();
     softmax.clear();
     if (keys.is_empty()) return;
@@ -270,7 +278,7 @@ struct ForwardBlock {
     const Range full = Mask::full_key_range(params.mask, first_row, last_row(), params.seqlen_k);
     int full_begin = ptx::max(tile::ceil_div(full.begin, kBlockK), first_block);
     int full_end = ptx::min(full.end / kBlockK, end_block);
-    if (full_begin >= full_end) full_begin = full_end = first_block;
+    if ((Layout::kInHaste && is_careful) || full_begin >= full_end) full_begin = full_end = first_block;
 
     load_queries();
     int k_block = end_block - 1;

@@ -27,6 +27,13 @@ CUFLASH_DEVICE float rcp(float x) {
 CUFLASH_DEVICE float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
 CUFLASH_DEVICE float abs(float x) { return ::fabsf(x); }
 
+// NaN if an operand is.
+CUFLASH_DEVICE float max_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
 // A NaN operand is ignored unless both are NaN.
 CUFLASH_DEVICE float max(float a, float b) { return ::fmaxf(a, b); }
 CUFLASH_DEVICE float min(float a, float b) { return ::fminf(a, b); }

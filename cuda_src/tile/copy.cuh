@@ -3,6 +3,7 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/special_registers.cuh"
+#include "tile/finite.cuh"
 #include "tile/shared_tile.cuh"
 
 namespace cuflash::tile {
@@ -46,26 +47,41 @@ struct TileCopy {
     copy<true>(tile_smem, first_row, begin, end);
   }
 
-  // Whether any element that this thread has copied is NaN or infinite. Needs no barrier: a thread sees its own copies
-  // after cp_async_wait.
+  // Whether any element that this thread has copied is NaN or infinite, or as a float32 too large for Values::kFinite.
+  // Needs no barrier: a thread sees its own copies after cp_async_wait.
   CUFLASH_DEVICE bool has_nonfinite(uint32_t tile_smem) const {
-    uint32_t signs = 0;
+    NonfiniteSearch<Element> search;
     visit([&](int row_step, int group) {
       const uint32_t address = address_of(tile_smem, row_step, group);
       if constexpr (kCopyBytes == 16) {
         const u32x4 words = ptx::load_shared<u32x4>(address);
-        signs |= nonfinite_signs<Element>(words.x) | nonfinite_signs<Element>(words.y);
-        signs |= nonfinite_signs<Element>(words.z) | nonfinite_signs<Element>(words.w);
+        search.take(words.x), search.take(words.y), search.take(words.z), search.take(words.w);
       } else if constexpr (kCopyBytes == 8) {
         const u32x2 words = ptx::load_shared<u32x2>(address);
-        signs |= nonfinite_signs<Element>(words.x) | nonfinite_signs<Element>(words.y);
+        search.take(words.x), search.take(words.y);
       } else if constexpr (kCopyBytes == 4) {
-        signs |= nonfinite_signs<Element>(ptx::load_shared<uint32_t>(address));
+        search.take(ptx::load_shared<uint32_t>(address));
       } else {
-        signs |= nonfinite_signs<Element>(ptx::load_shared<uint16_t>(address));
+        search.take(ptx::load_shared<uint16_t>(address));
       }
     });
-    return (signs & kSignMask<Element>) != 0;
+    return search.has_found();
+  }
+
+  // Clears those of them that are NaN or infinite.
+  CUFLASH_DEVICE void clear_nonfinite(uint32_t tile_smem) const {
+    visit([&](int row_step, int group) {
+      const uint32_t address = address_of(tile_smem, row_step, group);
+      if constexpr (kCopyBytes == 2) {
+        const uint32_t word = ptx::load_shared<uint16_t>(address);
+        ptx::store_shared(address, static_cast<uint16_t>(finite_part<Element>(word)));
+      } else {
+#pragma unroll
+        for (int byte = 0; byte < kCopyBytes; byte += 4) {
+          ptx::store_shared(address + byte, finite_part<Element>(ptx::load_shared<uint32_t>(address + byte)));
+        }
+      }
+    });
   }
 
  private:

@@ -58,28 +58,23 @@ struct Accumulator {
     for_row(lane_row, [&](float& value) { value *= factor; });
   }
 
-  // Columns [kDepth step, kDepth step + kDepth) of row tile m as the registers of a left operand (Operand::from_words),
+  // Columns [kDepth step, kDepth step + kDepth) of row tile m as the registers of a left operand,
   // without moving data: the lane that holds two columns of a row also holds them as two depths. For float32 the two
   // columns 2t and 2t + 1 take the places of depths t and t + 4, so the other operand's depth must be read in paired
   // order.
   template <class Element>
-  CUFLASH_DEVICE void operand_words(int m, int step, uint32_t (&words)[4]) const {
+  CUFLASH_DEVICE Fragment<Element> fragment(int m, int step) const {
+    Fragment<Element> fragment;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if constexpr (sizeof(Element) == 2) {
         const float(&tile)[4] = values[m][2 * step + i / 2];
-        words[i] = ptx::pack2<Element>(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+        fragment.words[i] = ptx::pack2<Element>(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
       } else {
-        words[i] = ptx::bit_cast<uint32_t>(values[m][step][i % 2 * 2 + i / 2]);
+        fragment.words[i] = ptx::bit_cast<uint32_t>(values[m][step][i % 2 * 2 + i / 2]);
       }
     }
-  }
-
-  template <class Element>
-  CUFLASH_DEVICE Operand<Element> operand(int m, int step) const {
-    uint32_t words[4];
-    operand_words<Element>(m, step, words);
-    return Operand<Element>::from_words(words);
+    return fragment;
   }
 };
 

@@ -1,4 +1,4 @@
-// A tile in shared memory, addressed by row and column, and the readers that turn it into operands of products.
+// A tile in shared memory, addressed by row and column, and the readers that fetch operands of products from it.
 #pragma once
 #include "ptx/ldmatrix.cuh"
 #include "ptx/memory.cuh"
@@ -55,10 +55,10 @@ struct RowReader {
   }
 
   // Rows [16 tile, 16 tile + 16), depth [kDepth step, kDepth step + kDepth) = two chunks for every element type.
-  CUFLASH_DEVICE Operand<Element> operator()(int tile, int step) const {
-    uint32_t words[4];
-    ptx::ldmatrix_x4(words, Tile::Pattern::advance(lane_address, step * 2) + tile * 16 * Tile::kRowBytes);
-    return Operand<Element>::from_words(words);
+  CUFLASH_DEVICE Fragment<Element> operator()(int tile, int step) const {
+    Fragment<Element> fragment;
+    ptx::ldmatrix_x4(fragment.words, Tile::Pattern::advance(lane_address, step * 2) + tile * 16 * Tile::kRowBytes);
+    return fragment;
   }
 };
 
@@ -88,10 +88,11 @@ struct ColumnReader {
     return reader;
   }
 
-  CUFLASH_DEVICE Operand<Element> operator()(int tile, int step) const {
-    uint32_t words[4];
-    ptx::ldmatrix_x4_trans(words, Tile::Pattern::advance(lane_address, tile * 2) + step * 16 * Tile::kRowBytes);
-    return Operand<Element>::from_words(words);
+  CUFLASH_DEVICE Fragment<Element> operator()(int tile, int step) const {
+    Fragment<Element> fragment;
+    const uint32_t row_address = Tile::Pattern::advance(lane_address, tile * 2) + step * 16 * Tile::kRowBytes;
+    ptx::ldmatrix_x4_trans(fragment.words, row_address);
+    return fragment;
   }
 };
 
@@ -118,7 +119,7 @@ struct ColumnReader<Tile, kIsA, kOrder> {
     return reader;
   }
 
-  CUFLASH_DEVICE Operand<float> operator()(int tile, int step) const {
+  CUFLASH_DEVICE Fragment<float> operator()(int tile, int step) const {
     const uint32_t step_bytes = step * 8 * Tile::kRowBytes;
     const auto word = [&](uint32_t address, int half) {
       return ptx::load_shared<uint32_t>(Tile::Pattern::advance(address, tile * 4 + half * 2) + step_bytes);
@@ -126,8 +127,7 @@ struct ColumnReader<Tile, kIsA, kOrder> {
     const uint32_t near0 = word(near_address, 0), near1 = word(near_address, 1);
     const uint32_t far0 = word(far_address, 0), far1 = word(far_address, 1);
     // A counts rows first, then depth; B counts depth first, then the half of the columns.
-    const uint32_t words[4] = {near0, kIsA ? near1 : far0, kIsA ? far0 : near1, far1};
-    return Operand<float>::from_words(words);
+    return {{near0, kIsA ? near1 : far0, kIsA ? far0 : near1, far1}};
   }
 };
 

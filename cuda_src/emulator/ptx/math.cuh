@@ -12,6 +12,7 @@ CUFLASH_DEVICE float rcp(float x) { return flush_subnormal(1.0f / flush_subnorma
 
 CUFLASH_DEVICE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 CUFLASH_DEVICE float abs(float x) { return __builtin_fabsf(x); }
+CUFLASH_DEVICE float max_nan(float a, float b) { return a != a || b != b ? a + b : __builtin_fmaxf(a, b); }
 CUFLASH_DEVICE float max(float a, float b) { return __builtin_fmaxf(a, b); }
 CUFLASH_DEVICE float min(float a, float b) { return __builtin_fminf(a, b); }
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
+from typing import Any
 
 from cuflash.errors import DeviceError
 
-__all__ = ["CLUSTER", "OVERLAP", "LaunchAttribute", "LaunchConfig", "check", "libcuda"]
+__all__ = ["CLUSTER", "OVERLAP", "LaunchAttribute", "LaunchConfig", "check", "is_captured", "libcuda"]
 
 CLUSTER, OVERLAP = 4, 6  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION
 
@@ -48,6 +49,15 @@ def libcuda() -> ctypes.CDLL:
         library.cuLaunchKernelEx.argtypes = [pointer] * 4
     library.cuTensorMapEncodeTiled.restype = ctypes.c_int
     return library
+
+
+def is_captured(driver: Any, stream: int) -> bool:
+    """Whether launches on the stream become nodes of a graph.
+
+    A graph gets plain edges: whoever owns it (XLA, say) may copy or update it, and knows of no other kind.
+    """
+    status = ctypes.c_int()
+    return bool(driver.cuStreamIsCapturing(ctypes.c_void_p(stream or None), ctypes.byref(status)) or status.value)
 
 
 def check(what: str, status: int) -> None:

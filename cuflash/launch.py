@@ -14,7 +14,7 @@ import numpy as np
 
 from cuflash import jit
 from cuflash.architectures import Device, architecture_of
-from cuflash.driver import OVERLAP, LaunchAttribute, LaunchConfig, check, libcuda
+from cuflash.driver import OVERLAP, LaunchAttribute, LaunchConfig, check, is_captured, libcuda
 from cuflash.dtypes import DTYPES, dtype_of
 from cuflash.eager import Eager, element_strides
 from cuflash.errors import DeviceError
@@ -93,11 +93,11 @@ def _queue(launch: Launch, function: int, argument: Any) -> Callable[[int], int]
     attribute.value[0] = 1
     grid, block = (ctypes.c_uint * 3)(launch.grid, 1, 1), (ctypes.c_uint * 3)(launch.block, 1, 1)
     config = LaunchConfig(grid, block, launch.shared_bytes, None, ctypes.pointer(attribute), 1)
-    extended, address = libcuda().cuLaunchKernelEx, ctypes.addressof(config)
+    driver, address = libcuda(), ctypes.addressof(config)
 
     def queue(stream: int) -> int:
-        config.stream = stream
-        return int(extended(address, function, argument, None))
+        config.stream, config.num_attributes = stream, 0 if is_captured(driver, stream) else 1
+        return int(driver.cuLaunchKernelEx(address, function, argument, None))
 
     return queue
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cuflash.driver import CLUSTER, OVERLAP, LaunchAttribute, LaunchConfig
+from cuflash.driver import CLUSTER, OVERLAP, LaunchAttribute, LaunchConfig, is_captured
 from cuflash.errors import CuflashError
 from cuflash.interop.words import MAP_BYTES, FlatLaunch, decode
 
@@ -122,6 +122,7 @@ def _bind_launch(driver: Any, launch: FlatLaunch, handle: int) -> Queue:
     patches = [_patch(params, run) for run in _neighbours(launch.pointers)]
     maps = [(row[0], row[1], row[2], _encoder(driver, row)) for row in launch.tensor_maps]
     config, attributes = _config(launch)
+    used = config.num_attributes
     arguments = (ctypes.c_void_p * 1)(base)
     where = ctypes.addressof(config), handle, ctypes.addressof(arguments), None
     start = driver.cuLaunchKernelEx
@@ -132,6 +133,8 @@ def _bind_launch(driver: Any, launch: FlatLaunch, handle: int) -> Queue:
         for offset, operand, byte_offset, encoded in maps:
             params[offset : offset + MAP_BYTES] = encoded(operands[operand] + byte_offset)
         config.stream = stream or None
+        if launch.overlap:  # the last attribute
+            config.num_attributes = used - is_captured(driver, stream)
         if status := start(*where):
             _check("cuLaunchKernelEx", status)
 

@@ -36,6 +36,7 @@ typedef int EncodeTiled(void *map, int dtype, uint32_t rank, void *address, cons
 
 typedef int MemsetD32(void *address, unsigned value, size_t count, void *stream);
 
+typedef int IsCapturing(void *stream, int *status);
 typedef int CurrentContext(void **context);
 typedef int RetainContext(void **context, int device);
 typedef int SetContext(void *context);
@@ -45,13 +46,16 @@ static CurrentContext *current_context;
 static RetainContext *retain_context;
 static SetContext *set_context;
 static MemsetD32 *memset_words;
+static IsCapturing *is_capturing;
 static CurrentDevice *current_device;
 static EncodeTiled *encode_tiled;
 
 /* Replaces the driver: the tests put the CPU emulator here. */
-void cuflash_set_driver(LaunchKernel *launch, CurrentDevice *device, EncodeTiled *encode, MemsetD32 *memset) {
+void cuflash_set_driver(LaunchKernel *launch, CurrentDevice *device, EncodeTiled *encode, MemsetD32 *memset,
+                        IsCapturing *capturing) {
   launch_kernel = launch;
   memset_words = memset;
+  is_capturing = capturing;
   current_device = device;
   encode_tiled = encode;
   current_context = NULL;
@@ -67,6 +71,7 @@ static int load_driver(void) {
   set_context = (SetContext *)dlsym(driver, "cuCtxSetCurrent");
   current_context = retain_context && set_context ? (CurrentContext *)dlsym(driver, "cuCtxGetCurrent") : NULL;
   memset_words = (MemsetD32 *)dlsym(driver, "cuMemsetD32Async");
+  is_capturing = (IsCapturing *)dlsym(driver, "cuStreamIsCapturing");
   encode_tiled = (EncodeTiled *)dlsym(driver, "cuTensorMapEncodeTiled"); /* absent before CUDA 12: used on sm_90 only */
   LaunchKernel *launch = (LaunchKernel *)dlsym(driver, "cuLaunchKernelEx");
   if (!launch || !current_device || !memset_words) return 1;
@@ -81,6 +86,12 @@ static int ensure_context(int device) {
   if (!current_context || (current_context(&context) == 0 && context)) return 0;
   int rc = retain_context(&context, device);
   return rc ? rc : set_context(context);
+}
+
+/* A graph gets plain edges: whoever owns it (XLA, say) may copy or update it, and knows of no other kind. */
+static int is_captured(void *stream) {
+  int status = 0;
+  return is_capturing && (is_capturing(stream, &status) || status);
 }
 
 /* ---- kernels by content hash and device ----------------------------------------------------------------------- */
@@ -179,7 +190,7 @@ static int launch(const int64_t *w, const int64_t *body, void *const *operands, 
     attribute->value.cluster[0] = (unsigned)w[4];
     attribute->value.cluster[1] = attribute->value.cluster[2] = 1;
   }
-  if (w[5]) {
+  if (w[5] && !is_captured(stream)) {
     LaunchAttribute *attribute = &attributes[config.num_attributes++];
     attribute->id = kAttributeOverlap;
     attribute->value.overlap = 1;

@@ -9,6 +9,13 @@ import numpy as np
 
 from cuflash.interop.driver import LaunchConfig
 
+ENTRY_POINTS = (
+    "cuLaunchKernelEx",
+    "cuCtxGetDevice",
+    "cuTensorMapEncodeTiled",
+    "cuMemsetD32Async",
+    "cuStreamIsCapturing",
+)
 Launched = tuple[int, tuple[int, ...], bytes]  # handle, (grid, block, shared bytes, stream), parameters
 
 
@@ -29,6 +36,9 @@ class WritingDriver:
         clear = ctypes.CFUNCTYPE(ctypes.c_int, pointer, ctypes.c_uint, ctypes.c_size_t, pointer)
         self.cuMemsetD32Async = clear(self._clear)
 
+        self.captured: set[int] = set()  # streams
+        state = ctypes.CFUNCTYPE(ctypes.c_int, pointer, ctypes.POINTER(ctypes.c_int))
+        self.cuStreamIsCapturing = state(self._is_capturing)
         self.contexts: list[int] = []
         self.current: int | None = 0xC0
         self.cuCtxGetCurrent = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(pointer))(self._current_context)
@@ -39,6 +49,10 @@ class WritingDriver:
 
     def _current_context(self, context: Any) -> int:
         context[0] = self.current
+        return 0
+
+    def _is_capturing(self, stream: int | None, status: Any) -> int:
+        status[0] = int((stream or 0) in self.captured)
         return 0
 
     def _retain(self, context: Any, device: int) -> int:
@@ -71,3 +85,9 @@ class WritingDriver:
     def _clear(self, address: int, value: int, count: int, stream: int) -> int:
         self.cleared.append((address, count, stream or 0))
         return 0
+
+
+def drive(library: Any, driver: Any | None) -> None:
+    """Puts the double where the compiled launcher has the CUDA driver; None takes it away."""
+    points = (getattr(driver, name, None) for name in ENTRY_POINTS)
+    library.cuflash_set_driver(*(point and ctypes.cast(point, ctypes.c_void_p) for point in points))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driver_double import WritingDriver
+from driver_double import WritingDriver, drive
 from samples import assert_close, exact, sample
 from test_launcher import needs_compiler
 
@@ -87,13 +87,12 @@ def plan_of(kind: str, arrays: dict[str, Array], capability: tuple[int, int] = (
 def c_launcher() -> Iterator[Any]:
     chosen = launchers.CLauncher(launchers.build())
     yield chosen
-    chosen.library.cuflash_set_driver(None, None, None, None)
+    drive(chosen.library, None)
 
 
 def through_xla(chosen: Any, plan: Plan, arrays: dict[str, Array], name: str) -> dict[str, Array]:
     driver = EmulatingDriver(plan)
-    names = ("cuLaunchKernelEx", "cuCtxGetDevice", "cuTensorMapEncodeTiled", "cuMemsetD32Async")
-    chosen.library.cuflash_set_driver(*(ctypes.cast(getattr(driver, n), ctypes.c_void_p) for n in names))
+    drive(chosen.library, driver)
     for number, launch in enumerate(plan.launches):
         chosen.register(kernel_key(launch.variant, "emulated"), 0, 0x1000 + number)
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(chosen.library.cuflash_xla_host), platform="cpu")
@@ -133,8 +132,7 @@ def test_errors_of_the_c_launcher_reach_the_caller(c_launcher: Any) -> None:
     arrays = sample("bfloat16", seed=1)
     plan = plan_of("forward", {name: arrays[name] for name in "qkv"})
     driver = EmulatingDriver(plan)
-    names = ("cuLaunchKernelEx", "cuCtxGetDevice", "cuTensorMapEncodeTiled", "cuMemsetD32Async")
-    c_launcher.library.cuflash_set_driver(*(ctypes.cast(getattr(driver, n), ctypes.c_void_p) for n in names))
+    drive(c_launcher.library, driver)
     jax.ffi.register_ffi_target(
         "cuflash_chain_errors", jax.ffi.pycapsule(c_launcher.library.cuflash_xla_host), platform="cpu"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from driver_double import WritingDriver
+from driver_double import WritingDriver, drive
 from test_launcher import needs_compiler
 from test_words import plans
 
@@ -54,11 +53,10 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Here:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[WritingDriver]:
     found = WritingDriver()
     chosen = launchers.CLauncher(launchers.build())
-    names = ("cuLaunchKernelEx", "cuCtxGetDevice", "cuTensorMapEncodeTiled", "cuMemsetD32Async")
-    chosen.library.cuflash_set_driver(*(ctypes.cast(getattr(found, name), ctypes.c_void_p) for name in names))
+    drive(chosen.library, found)
     monkeypatch.setattr(door, "launcher", lambda: chosen)
     yield found
-    chosen.library.cuflash_set_driver(None, None, None, None)
+    drive(chosen.library, None)
 
 
 def with_workspace(workspace_bytes: int) -> Plan:

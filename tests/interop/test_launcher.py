@@ -7,12 +7,13 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from driver_double import WritingDriver
+from driver_double import WritingDriver, drive
 from test_words import plans
 
 from cuflash.errors import CuflashError
@@ -23,7 +24,7 @@ from cuflash.plan import Launch, Plan, Pointer, TensorMapSlot
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler")
 LAUNCHERS = [pytest.param("c", marks=needs_compiler), "python"]
-CLUSTER, OVERLAP = 4, 6
+OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 @pytest.fixture(params=LAUNCHERS)
@@ -33,11 +34,9 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Any, WritingDriver]]:
         yield PythonLauncher(driver), driver
         return
     chosen = launchers.CLauncher(launchers.build())
-    set_driver = chosen.library.cuflash_set_driver
-    names = ("cuLaunchKernelEx", "cuCtxGetDevice", "cuTensorMapEncodeTiled", "cuMemsetD32Async")
-    set_driver(*(ctypes.cast(getattr(driver, name), ctypes.c_void_p) for name in names))
+    drive(chosen.library, driver)
     yield chosen, driver
-    set_driver(None, None, None, None)
+    drive(chosen.library, None)
 
 
 def register(launcher: Any, driver: WritingDriver, plan: Plan, device: int = 0) -> None:
@@ -102,6 +101,23 @@ def test_damaged_words_launch_nothing(pair: Any, damage: Callable[[list[int]], l
     with pytest.raises(CuflashError):
         launcher.prepare(words)([0] * len(operand_names(plan)), 0, 0)
     assert not driver.launched
+
+
+def test_kernels_overlap_on_streams_but_not_in_graphs(pair: Any) -> None:
+    """A kernel that may start early has the attribute, unless its stream is being captured."""
+    launcher, driver = pair
+    base = plans()[0]
+    launches = tuple(replace(base.launches[0], overlap=overlap) for overlap in (False, True))
+    plan = replace(base, launches=launches)
+    driver.param_bytes[0x1000] = len(launches[0].params)
+    launcher.register(kernel_key(launches[0].variant, "sm_80"), 0, 0x1000)
+    run = launcher.prepare(encode(plan, "sm_80"))
+    operands = [0x1000] * len(operand_names(plan))
+    driver.captured = {5}
+    for stream in (4, 5, 4):
+        run(operands, stream, 0)
+    early = [(OVERLAP, [1, 0, 0])]
+    assert driver.attributes == [[], early, [], [], [], early]
 
 
 def test_tensor_maps_are_encoded_where_the_kernel_looks(pair: Any) -> None:

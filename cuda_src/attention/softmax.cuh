@@ -27,6 +27,10 @@ CUFLASH_DEVICE float probability(float score, float unit, float base) {
   return tile::exp2(tile::fma(score, unit, -base));
 }
 
+// Beyond this size (log2 units) the rounding of a base moves probabilities by powers of two, in the end out of float's
+// range. The scaled score is rounded like the base there, as an unfused computation would: the largest gives exactly 1.
+inline constexpr float kCoarseBase = 16777216.0f;  // 2^24
+
 // 1 / sum for the output; a row without keys has sum 0 and output 0.
 CUFLASH_DEVICE float normalizer(float sum) { return sum == 0.0f ? 0.0f : tile::reciprocal(sum); }
 
@@ -57,6 +61,13 @@ struct OnlineSoftmax {
 
   // Whether a score (log2 units) stands too far above the base. False for NaN.
   CUFLASH_DEVICE bool is_outgrown(int row, float score) const { return score > base[row] + kBaseSlack; }
+
+  CUFLASH_DEVICE bool has_coarse_base() const {
+    bool found = false;
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) found |= tile::magnitude(base[row]) > kCoarseBase && base[row] != kNoBase;
+    return found;
+  }
 
   // Moves the base up to the row's maximum so far and returns the factor for all that was accumulated before.
   CUFLASH_DEVICE float raise_base(int row, float row_max) {

@@ -194,8 +194,13 @@ struct ForwardBlock {
       if (looks_up) follow_maximum(scores);
 #pragma unroll
       for (int row = 0; row < kLaneRows; ++row) part[row] = 0.0f;
+      float unit = params.softmax_unit;
+      if (ptx::vote_any(softmax.has_coarse_base())) {
+        scores.for_each([&](float& value, int, int, int) { value = tile::rounded_product(value, unit); });
+        unit = 1.0f;
+      }
       scores.for_each([&](float& value, int row, int, int) {
-        value = probability(value, params.softmax_unit, softmax.base[row]);
+        value = probability(value, unit, softmax.base[row]);
         // float32: the sum takes what the product with V will take, so that equal values come back as they are.
         if constexpr (sizeof(Element) == 4) value = tile::Operand<Element>::nearest(value);
         part[row] += value;

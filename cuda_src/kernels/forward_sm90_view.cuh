@@ -91,7 +91,7 @@ struct ForwardSm90View {
 
   // Divides by the row sums and writes outputs and lse, unless the tile is in doubt and must be certain. Returns
   // whether this warp is in doubt: an output that is not finite may be an overflow, or a NaN that belongs to a hidden
-  // key.
+  // key; and where a base of billions was rounded, even the largest P may have vanished.
   template <bool kMustWrite, int kCount>
   CUFLASH_DEVICE bool finish(float (&out)[kCount], const float (&base)[2], const float (&thread_sum)[2],
                              bool is_lost) const {
@@ -104,7 +104,10 @@ struct ForwardSm90View {
       float zero[2] = {0.0f, 0.0f};  // stays 0 as long as every term is finite
 #pragma unroll
       for (int i = 0; i < kCount; ++i) zero[tile::row_of(i)] = ptx::fma(out[i], 0.0f, zero[tile::row_of(i)]);
-      is_lost |= (is_inside[0] && zero[0] != 0.0f) || (is_inside[1] && zero[1] != 0.0f);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        is_lost |= is_inside[i] && (zero[i] != 0.0f || (sum[i] == 0.0f && base[i] != -ptx::kInfinity));
+      }
       if (ptx::vote_any(is_lost)) return true;
     }
     write_row<0>(out, base[0], sum[0], is_inside[0]);

@@ -25,6 +25,7 @@ CUFLASH_DEVICE float rcp(float x) {
 }
 
 CUFLASH_DEVICE float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
+CUFLASH_DEVICE float mul(float a, float b) { return ::__fmul_rn(a, b); }  // rounded, whatever is done with it
 CUFLASH_DEVICE float abs(float x) { return ::fabsf(x); }
 
 // NaN if an operand is.

@@ -15,6 +15,7 @@ CUFLASH_DEVICE float exp2(float x) { return ptx::ex2(x); }             // 2^-inf
 CUFLASH_DEVICE float log2(float x) { return ptx::lg2(x); }             // of 0: -inf
 CUFLASH_DEVICE float reciprocal(float x) { return ptx::rcp(x); }
 CUFLASH_DEVICE float fma(float a, float b, float c) { return ptx::fma(a, b, c); }
+CUFLASH_DEVICE float rounded_product(float a, float b) { return ptx::mul(a, b); }
 CUFLASH_DEVICE float magnitude(float x) { return ptx::abs(x); }
 CUFLASH_DEVICE float larger(float a, float b) { return ptx::max(a, b); }  // a NaN loses against a number
 CUFLASH_DEVICE int larger(int a, int b) { return ptx::max(a, b); }

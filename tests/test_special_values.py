@@ -56,6 +56,24 @@ def test_large_and_tiny_logits(device: Place, dtype: str) -> None:
         assert_right(device.forward(arrays, causal=True), arrays, causal=True)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("float16", 5e4), *((d, x) for d in ("bfloat16", "float32") for x in (3e4, 1e5, 1e8))]
+)
+def test_scores_in_the_billions(device: Place, dtype: str, size: float) -> None:
+    """The largest score wins, and its rounding, thousands of units by itself, makes no row vanish or overflow."""
+    q = np.full((1, 70, 2, 64), size).astype(normal((1,), dtype, 0).dtype)
+    arrays = {"q": q, "k": q * q.dtype.type(0.5), "v": normal(q.shape, dtype, 1)}
+    arrays["k"][0, 33] = q[0, 0]
+    for words, first in (({}, 0), ({"causal": True}, 33), ({"window": (40, None)}, 0)):
+        found = device.forward(arrays, **words)
+        rows = slice(first, 70)
+        score = 64 * float(q[0, 0, 0, 0]) ** 2 / 8
+        np.testing.assert_allclose(found["lse"][:, :, rows], score, rtol=1e-6)
+        wanted = np.broadcast_to(arrays["v"][0, 33], found["out"].shape)[:, rows]
+        np.testing.assert_allclose(found["out"][:, rows].astype("f8"), wanted.astype("f8"), rtol=1e-6)
+    assert np.isfinite(found["out"].astype("f8")).all()
+
+
 @FORMS
 def test_rows_without_keys_have_no_gradient(device: Place, deterministic: bool) -> None:
     """130 queries on 40 keys, bottom-right: 90 rows see nothing; top-left: 90 keys are seen by nobody."""

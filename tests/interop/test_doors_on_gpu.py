@@ -228,3 +228,35 @@ def test_numpy_arrays_go_through_the_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
     arrays = sample("float16", SHAPE)
     (out, lse), pullback = cuflash.flash_attention_vjp(*(arrays[name] for name in "qkv"), causal=True)
     check((out, lse, *pullback(arrays["d_out"])), arrays, "float16")
+
+
+class Producer:
+    """A library's array that writes down which stream the consumer names."""
+
+    def __init__(self, array: Any) -> None:
+        self.array, self.streams = array, []  # type: ignore[var-annotated]
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, *, stream: Any = None, **words: Any) -> Any:
+        self.streams.append(stream)
+        return self.array.__dlpack__(stream=stream, **words)
+
+
+def test_streams_of_the_exchange_have_the_protocols_numbers() -> None:
+    """1 is the default stream, 2 the thread's, more is a handle; 0 could mean either of two and is never said."""
+    cupy = pytest.importorskip("cupy")
+    arrays, stream = sample("float16"), cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        given = [Producer(cupy.asarray(arrays[name])) for name in "qkv"]
+    for current, wanted in ((cupy.cuda.Stream.null, {1}), (stream, {stream.ptr})):
+        with current:
+            out = attend(*given)
+        current.synchronize()
+        assert {number for one in given for number in one.streams} == wanted
+        assert_close(cupy.asnumpy(out), exact(arrays, causal=True)[0], "float16")
+        for one in given:
+            one.streams.clear()
+    for number in (None, -1, 1, 2, stream.ptr):
+        assert out.__dlpack__(stream=number)

@@ -183,8 +183,7 @@ struct ForwardBlock {
   }
 
   // P = softmax numerators of one block, from scores to operands; adds to the row sums. Blocks that are masked, and the
-  // first of a row, look up their maximum. Others do without, and are done again in the rare case that a base is too
-  // low.
+  // first of a row, look up their maximum. Others do without, and are done again if a base is too low, which is rare.
   template <bool kMasked>
   CUFLASH_DEVICE void make_probabilities(int k_block) {
     float part[kLaneRows];
@@ -194,11 +193,7 @@ struct ForwardBlock {
       if (looks_up) follow_maximum(scores);
 #pragma unroll
       for (int row = 0; row < kLaneRows; ++row) part[row] = 0.0f;
-      float unit = params.softmax_unit;
-      if (ptx::vote_any(softmax.has_coarse_base())) {
-        scores.for_each([&](float& value, int, int, int) { value = tile::rounded_product(value, unit); });
-        unit = 1.0f;
-      }
+      const float unit = settle_unit(scores, softmax, params.softmax_unit);
       scores.for_each([&](float& value, int row, int, int) {
         value = probability(value, unit, softmax.base[row]);
         // float32: the sum takes what the product with V will take, so that equal values come back as they are.

@@ -1,7 +1,9 @@
 // How the sm_80 forward kernel shares its work: blocks over the grid, rows over warps, tiles over shared memory.
 #pragma once
 #include "attention/sequence.cuh"
+#include "ptx/shuffle.cuh"
 #include "ptx/special_registers.cuh"
+#include "tile/arithmetic.cuh"
 #include "tile/copy.cuh"
 #include "tile/shared_tile.cuh"
 
@@ -55,6 +57,14 @@ CUFLASH_DEVICE BlockPosition forward_position(const Params& params, uint32_t blo
   } else {
     return position_by_head(block_index, params.num_q_blocks, params.num_q_heads);
   }
+}
+
+// The unit in which probabilities take these scores: where a base is coarse they are scaled, and rounded as it is, here.
+template <class Scores, class Softmax>
+CUFLASH_DEVICE float settle_unit(Scores& scores, const Softmax& softmax, float unit) {
+  if (!ptx::vote_any(softmax.has_coarse_base())) return unit;
+  scores.for_each([&](float& value, int, int, int) { value = tile::rounded_product(value, unit); });
+  return 1.0f;
 }
 
 }  // namespace cuflash

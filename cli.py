@@ -2,57 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cuflash import __version__
-from cuflash.errors import CuflashError
 from cuflash.options import FAMILY, FILE, JSON, MODELS, PRESET, shape_options, shapes_from
 from cuflash.presets import GRIDS, preset_shapes
-
-console = Console(width=None if sys.stdout and sys.stdout.isatty() else 140)
-quiet = Console(stderr=True)
-
-
-class Commands(click.Group):
-    """Turns every deliberate refusal into one line and exit code 1."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:  # whoever read has enough: click ends quietly
-            raise
-        except (CuflashError, OSError, ModuleNotFoundError, ValueError) as error:
-            raise click.ClickException(str(error)) from error
-        except KeyError as error:
-            raise click.ClickException(str(error.args[0])) from error
+from cuflash.terminal import Commands, console, emit, emit_one_or_all, progress
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="cuflash")
 def main() -> None:
     """Exact attention on raw CUDA."""
-
-
-def emit(data: Any) -> None:
-    click.echo(json.dumps(data, indent=1, default=str))
-
-
-def emit_one_or_all(documents: list[Any]) -> None:
-    """One JSON text whatever was asked for: an object for one shape, a list for several."""
-    emit(documents[0] if len(documents) == 1 else documents)
-
-
-def progress(total: int, label: str) -> tuple[Progress, Any]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    bar = Progress(*columns, console=quiet, transient=True)
-    return bar, bar.add_task(label, total=total)
 
 
 @main.command()
@@ -123,6 +88,7 @@ def check(device: str, preset: str, scope: str | None, family: str, as_json: boo
     default=None,
     help="Ratios to cuDNN that stand for peers not installed.",
 )
+@click.option("--accuracy", is_flag=True, help="Distances from float64 instead of times.")
 @click.option("--deterministic", is_flag=True, help="Time the deterministic gradients.")
 @click.option("--rounds", default=2, show_default=True)
 @click.option("--budget", default=20.0, show_default=True, help="Milliseconds a contestant gets in each round.")
@@ -138,6 +104,9 @@ def bench(preset: str | None, grid: str | None, head_dims: tuple[int, ...], as_j
         raise click.ClickException(f"a benchmark needs a GPU: {why}")
     from cuflash.session import bench_session
 
+    if given.pop("accuracy"):
+        accuracy(preset, head_dims, as_json, given["peers"], given["family"], given["save"])
+        return
     shapes = preset_shapes(preset) if preset else GRIDS[grid or "fa"]()
     shapes = tuple(shape for shape in shapes if not head_dims or shape.head_dim in head_dims)
     bar, task = progress(len(shapes) * len(given["mode"].split(",")), "measuring")
@@ -145,6 +114,19 @@ def bench(preset: str | None, grid: str | None, head_dims: tuple[int, ...], as_j
         session = bench_session(shapes, advance=lambda: bar.advance(task), **given)
     emit(session.record) if as_json else session.print(console)
     sys.exit(any(row.failure for row in session.rows))
+
+
+def accuracy(preset: str | None, head_dims: tuple[int, ...], as_json: bool, peers: str, family: str, save: Any) -> None:
+    """`bench --accuracy`."""
+    from cuflash.accuracy import accuracy_shapes, run
+    from cuflash.tables import accuracy_table
+
+    shapes = [shape.reduced(2048, 4) for shape in preset_shapes(preset)] if preset else accuracy_shapes()
+    shapes = [shape for shape in shapes if not head_dims or shape.head_dim in head_dims]
+    bar, task = progress(len(shapes), "comparing")
+    with bar:
+        record = run(shapes, peers, family, save, lambda: bar.advance(task))
+    emit(record) if as_json else console.print(accuracy_table(record))
 
 
 @main.command()

@@ -16,7 +16,7 @@ from cuflash.peers_jax import FlashAttention3Jax, JaxCudnn
 from cuflash.peers_torch import FlashAttention, TorchSDPA
 from cuflash.presets import Shape
 
-__all__ = ["PEERS", "chosen", "contestants"]
+__all__ = ["PEERS", "chosen", "contestants", "numbers_of"]
 
 _SAME = 0.05  # of the largest value: far above what rounding to 16 bits does, far below another mask or scale
 
@@ -72,7 +72,12 @@ def _compare(found: Any, wanted: Sequence[Any]) -> None:
             raise ValueError(f"computes something else: shape {tuple(theirs.shape)}, not {tuple(ours.shape)}")
         library = array_namespace(ours)
         numbers = ours.astype("float32")
-        theirs = library.from_dlpack(theirs.float() if hasattr(theirs, "float") else theirs.astype("float32"))
-        scale, distance = (float(library.max(library.abs(x))) for x in (numbers, theirs - numbers))
+        difference = numbers_of(theirs, library) - numbers
+        scale, distance = (float(library.max(library.abs(x))) for x in (numbers, difference))
         if not distance <= _SAME * scale:
             raise ValueError(f"computes something else: {distance:.3g} apart where values reach {scale:.3g}")
+
+
+def numbers_of(result: Any, library: Any) -> Any:
+    """A peer's result as a float32 array of NumPy or CuPy, whichever ``library`` is."""
+    return library.from_dlpack(result.float() if hasattr(result, "float") else result.astype("float32"))

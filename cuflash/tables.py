@@ -15,6 +15,7 @@ from cuflash.check import CaseResult
 from cuflash.dtypes import DTYPES
 
 __all__ = [
+    "accuracy_table",
     "bench_table",
     "case_cells",
     "case_table",
@@ -106,6 +107,19 @@ def summary_line(mode: str, numbers: Mapping[str, float]) -> str:
     """The ratio to the best peer over all points of a mode."""
     mean, least, most = (f"{numbers[name]:.3f}" for name in ("geomean", "min", "max"))
     return f"{mode}: {numbers['points']} points, ratio to the best peer {mean} (geometric mean), {least} to {most}"
+
+
+def accuracy_table(record: Mapping[str, Any]) -> Table:
+    """Errors by shape, kind of input and result; the ratio is to the most accurate peer."""
+    names = list(record["peer_versions"])
+    table = new_table(f"root mean square error against float64 on {record['card']}")
+    for column in ("case", "inputs", "result", "cuflash", *names, "ratio"):
+        table.add_column(column, justify="left" if column in ("case", "inputs", "result") else "right")
+    for row in record["rows"]:
+        peers = (f"{row['peers'][name]:.2e}" if name in row["peers"] else "–" for name in names)
+        ratio = f"{row['ratio']:.3f}" if row["ratio"] else ""
+        table.add_row(row["shape"], row["distribution"], row["result"], f"{row['cuflash']:.2e}", *peers, ratio)
+    return table
 
 
 def explain_table(described: Iterable[Mapping[str, Any]]) -> Table:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from cuflash import benchmark, peers, peers_base, plotting, tables, timing
+from cuflash import accuracy, benchmark, peers, peers_base, plotting, reference, tables, timing
+from cuflash.backends import eager_on
 from cuflash.check import FLOOR, compare
 from cuflash.errors import UnsupportedError
 from cuflash.presets import PRESETS, Shape, fa_grid, odd_grid, preset_shapes
@@ -169,3 +170,25 @@ def test_every_odd_shape_has_plans_on_hopper(shape: Shape) -> None:
 
     kinds = [plan.kind for plan in plans(shape, device_here("sm_90a", "auto"))]
     assert kinds == ["forward", "backward"]
+
+
+def test_accuracy_is_a_distance_from_float64_on_the_same_inputs() -> None:
+    """On the emulator, beside a peer that rounds every step: cuflash's own error, and the peer's, of every result."""
+
+    class Unfused(peers_base.Peer):
+        name = "unfused"
+
+        def prepare(self, arrays: Any, shape: Shape, mode: str) -> peers_base.Contestant:
+            q, k, v, d_out = (arrays[name] for name in ("q", "k", "v", "d_out"))
+            words = {**shape.keywords, "precision": shape.dtype}
+            if mode == "fwd":
+                return peers_base.Contestant(self.name, lambda: reference.attention(q, k, v, **words)[0])
+            return peers_base.Contestant(self.name, lambda: reference.attention_backward(d_out, q, k, v, **words))
+
+    shapes = [shape.reduced(64, 1) for shape in accuracy.accuracy_shapes() if shape.head_dim == 64 and shape.causal]
+    rows = list(accuracy.measure(shapes, {"unfused": Unfused()}, eager_on("emulator"), np.asarray))
+    assert [row.result for row in rows] == ["out", "dq", "dk", "dv"] * 4
+    assert all(0 < row.cuflash < 2 * row.peers["unfused"] and row.ratio for row in rows)
+    record = {"card": "none", "peer_versions": {"unfused": "0"}, "rows": [row.as_dict() for row in rows]}
+    assert json.loads(json.dumps(record)) == record
+    assert tables.accuracy_table(record).row_count == len(rows)

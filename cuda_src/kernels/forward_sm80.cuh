@@ -208,7 +208,7 @@ struct ForwardBlock {
       if (looks_up) break;
       bool is_low = false;
 #pragma unroll
-      for (int row = 0; row < kLaneRows; ++row) is_low |= !(part[row] <= kSumLimit<Mask>);  // an overflow may be NaN by now
+      for (int row = 0; row < kLaneRows; ++row) is_low |= !(part[row] <= kSumLimit<Mask>);  // an overflow may be NaN
       if (!ptx::vote_any(is_low)) break;
     }
 #pragma unroll

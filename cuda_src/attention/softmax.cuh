@@ -41,8 +41,12 @@ CUFLASH_DEVICE float quotient(float value, float sum, float inverse) {
   return tile::magnitude(rough) < kInfinity ? tile::fma(tile::fma(-rough, sum, value), inverse, rough) : rough;
 }
 
-// Natural logarithm of the row sum; -inf for a row without keys.
-CUFLASH_DEVICE float log_sum_exp(float base, float sum) { return (base + tile::log2(sum)) * kLn2; }
+// Natural logarithm of the row sum; -inf for a row without keys. Gradients recompute probabilities from it, so it is
+// rounded once: ln 2 in two parts, the large product last.
+CUFLASH_DEVICE float log_sum_exp(float base, float sum) {
+  constexpr float kLn2Low = static_cast<float>(0.693147180559945309417 - static_cast<double>(kLn2));
+  return tile::fma(base, kLn2, tile::fma(base, kLn2Low, tile::log2(sum) * kLn2));
+}
 
 // The rows of one thread. Exact for any base: rounding is relative, sums are float32, and what underflows is 2^-126 of
 // the row's largest probability or less. NaN scores poison their row; a score of +inf does, as it would by definition.

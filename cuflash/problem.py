@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from cuflash.dtypes import DTYPES, DType, dtype_of
 from cuflash.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from cuflash.masks import Mask, mask_from_keywords, shift_of
-from cuflash.scores import Score, score_from_keywords
+from cuflash.score_keywords import score_from_keywords
+from cuflash.scores import Score
 from cuflash.specs import ArraySpec, Keywords, settled, spec_of_contiguous
 
 __all__ = ["ArraySpec", "Keywords", "Problem", "spec_of_contiguous"]

@@ -16,7 +16,8 @@ from array_api_compat import array_namespace
 from cuflash.dtypes import DTYPES
 from cuflash.masks import Mask, mask_from_keywords, shift_of
 from cuflash.problem import Keywords
-from cuflash.scores import Score, Where, score_from_keywords
+from cuflash.score_keywords import score_from_keywords
+from cuflash.scores import Score, Where
 
 __all__ = ["attention", "attention_backward", "rounded"]
 

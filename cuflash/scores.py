@@ -1,7 +1,6 @@
 """What happens to a score before the softmax. Twin of cuda_src/attention/scores: same names, same meanings.
 
-A score function receives ``scale * q.k`` in natural units, the query head and the two positions. Order of the public
-keywords: softcap, then ALiBi (as in flash-attn).
+A score function receives ``scale * q.k`` in natural units, the query head and the two positions.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cuflash.errors import ArgumentError, ArgumentTypeError
-from cuflash.numeric import finite_number, positive_number
+from cuflash.numeric import positive_number
 
 __all__ = [
     "SCORES",
@@ -24,12 +23,10 @@ __all__ = [
     "Softcap",
     "Then",
     "Where",
-    "score_from_keywords",
     "score_of_keyword",
-    "softcap_of_keyword",
 ]
 
-_OFF = "None (or 0) turns it off"
+OFF = "None (or 0) turns it off"
 
 
 @dataclass(frozen=True)
@@ -114,7 +111,7 @@ class Softcap(Score):
     header: ClassVar[str] = "softcap"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "cap", positive_number("softcap", self.cap, _OFF))
+        object.__setattr__(self, "cap", positive_number("softcap", self.cap, OFF))
 
     def params_dtype(self) -> np.dtype[Any]:
         return np.dtype([("cap", np.float32), ("inverse_cap", np.float32)], align=True)
@@ -208,28 +205,6 @@ class Then(Score):
 SCORES: tuple[type[Score], ...] = (Identity, Scaled, Softcap, Alibi, Then)
 
 
-def score_from_keywords(scale: float, softcap: object, has_alibi: bool, score: object) -> Score:
-    """The score function meant by ``scale=``, ``softcap=``, ``alibi_slopes=`` and ``score=``.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: a value outside the rules, or a score object beside the keywords.
-    """
-    score = score_of_keyword(score)
-    if score is not None:
-        if softcap is not None:
-            raise ArgumentError("score", score, "cannot be combined with softcap=", "give one of them")
-        if has_alibi != ("alibi_slopes" in score.pointers):
-            raise ArgumentError("score", score, "takes alibi_slopes= exactly when it contains Alibi")
-        return Scaled() if isinstance(score, Identity) and scale <= 0 else score
-    cap = softcap_of_keyword(softcap)
-    capped = None if cap is None else Softcap(cap)
-    if capped and has_alibi:
-        return Then(capped, Alibi())
-    if has_alibi:
-        return Alibi()
-    return capped or (Identity() if scale > 0 else Scaled())
-
-
 def score_of_keyword(score: object) -> Score | None:
     """The score function that ``score=`` gives.
 
@@ -240,9 +215,3 @@ def score_of_keyword(score: object) -> Score | None:
         return score
     rule = f"must be one of cuflash's score functions ({', '.join(kind.__name__ for kind in SCORES)})"
     raise ArgumentTypeError("score", score, rule)
-
-
-def softcap_of_keyword(softcap: object) -> float | None:
-    """The cap as a plain number, None where it is off; raises as Softcap does."""
-    cap = None if softcap is None else finite_number("softcap", softcap, _OFF)
-    return Softcap(cap).cap if cap else None

@@ -9,7 +9,8 @@ from cuflash.dtypes import DTYPES
 from cuflash.errors import ArgumentError
 from cuflash.masks import Mask, mask_from_keywords, shift_of
 from cuflash.numeric import LARGEST, SMALLEST, finite_number, flag
-from cuflash.scores import Score, score_of_keyword, softcap_of_keyword
+from cuflash.score_keywords import softcap_of_keyword
+from cuflash.scores import Score, score_of_keyword
 
 __all__ = ["ArraySpec", "Keywords", "settled", "spec_of_contiguous"]
 

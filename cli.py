@@ -68,7 +68,7 @@ def check(device: str, preset: str, scope: str | None, family: str, as_json: boo
             console.print(told, style="red", markup=False, highlight=False)
         failed, fine = (
             f"[bold red]{wrong} of {len(results)} cases failed[/]",
-            f"[green]{right} cases, all within budget[/]",
+            f"[green]{right} case{'s, all' if right != 1 else ','} within budget[/]",
         )
         console.print(failed if wrong else fine)
     sys.exit(1 if wrong or not right else 0)
@@ -149,6 +149,8 @@ def explain(preset: str | None, as_json: bool, **given: Any) -> None:
     for shape, plans in () if as_json else found:
         console.print(f"[bold]{shape.name}[/] on {plans[0]['device']}", explain_table(plans))
         console.print(*explain_lines(plans), sep="\n", markup=False, highlight=False)
+    if not as_json:
+        console.print("\nFigures beside tiles are TFLOP/s on an H200, by which they were chosen.", highlight=False)
 
 
 @main.command()

@@ -167,6 +167,9 @@ def _missing(no_gpu: str) -> list[dict[str, str]]:
         absent.append({"what": f"a single CuPy: {' and '.join(packages)} are installed", "remedy": remedy})
     if util.find_spec("cupy") and not _nvrtc():
         absent.append({"what": "NVRTC", "remedy": "pip install nvidia-cuda-nvrtc-cu12 (CUDA 13: nvidia-cuda-nvrtc)"})
+    if not util.find_spec("cupy") and not shutil.which("nvidia-smi"):
+        what = "CuPy and NVRTC, for `cuflash compile` and `explain --registers`"
+        absent.append({"what": what, "remedy": 'optional: pip install "cuflash[cuda12]" or "cuflash[cuda13]"'})
     if not _host_compiler():
         absent.append({"what": "a C++ compiler, for the emulator", "remedy": "apt-get install g++"})
     for module, extra in (("jax", "jax"), ("torch", "torch"), ("matplotlib", "bench")):

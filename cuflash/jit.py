@@ -51,11 +51,18 @@ def options(target: str | None) -> tuple[str, ...]:
     return chosen if target is None else (*chosen, f"-arch={target}")
 
 
+def _nvrtc() -> Any:
+    try:
+        from cupy_backends.cuda.libs import nvrtc
+    except ModuleNotFoundError as error:
+        remedy = 'pip install "cuflash[cuda12]" or "cuflash[cuda13]"; compiling needs no GPU'
+        raise ModuleNotFoundError(f"NVRTC comes with CuPy, which is not importable ({error}); {remedy}") from error
+    return nvrtc
+
+
 def nvrtc_version() -> tuple[int, int]:
     """Version of the NVRTC that CuPy found."""
-    from cupy_backends.cuda.libs import nvrtc
-
-    major, minor = nvrtc.getVersion()
+    major, minor = _nvrtc().getVersion()
     return int(major), int(minor)
 
 
@@ -93,9 +100,9 @@ def compile_cubin(variant: Variant, target: str) -> Cubin:
 
     Raises:
         CompileError: NVRTC refused the text or does not know the target.
+        ModuleNotFoundError: CuPy, which brings NVRTC's binding, is not here.
     """
-    from cupy_backends.cuda.libs import nvrtc
-
+    nvrtc = _nvrtc()
     program = nvrtc.createProgram(variant.source(), f"{variant.symbol}.cu", (), ())
     try:
         report = ("--ptxas-options=-v", "--ptxas-options=--warn-on-spills")

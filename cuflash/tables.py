@@ -40,7 +40,7 @@ def case_table(device: str) -> Table:
     """The empty table of `cuflash check`; rows come from ``case_cells``."""
     table = new_table(f"cuflash check on the {device}: forward and backward against float64")
     for column in ("case", "dtype", "mask", "batch x heads x seqlens"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for column in ("worst", "error", "budget"):
         table.add_column(column, justify="right")
     table.add_column("verdict")
@@ -123,28 +123,22 @@ def accuracy_table(record: Mapping[str, Any]) -> Table:
 
 
 def explain_table(described: Iterable[Mapping[str, Any]]) -> Table:
-    """The launches of one or more plans."""
+    """The launches of one or more plans; registers and spills where they are known."""
     table = new_table()
-    for column in ("plan", "kernel", "grid", "block", "shared", "registers", "spills", "config"):
-        table.add_column(column, justify="right" if column in ("grid", "block", "shared") else "left", overflow="fold")
-    for plan in described:
-        for launch in plan["launches"]:
-            config = " ".join(f"{name.removeprefix('k')}={value}" for name, value in launch["config"].items())
-            table.add_row(
-                plan["kind"],
-                launch["kernel"],
-                str(launch["grid"]),
-                str(launch["block"]),
-                f"{launch['shared_bytes'] / 1024:.0f} KiB",
-                str(launch.get("registers", "")),
-                str(launch.get("spill_bytes", "")),
-                escape(config),
-            )
+    launches = [(plan["kind"], launch) for plan in described for launch in plan["launches"]]
+    compiled = (
+        {"registers": "registers", "spills": "spill_bytes"} if any("registers" in one for _, one in launches) else {}
+    )
+    for column in ("plan", "kernel", "grid", "block", "shared", *compiled):
+        table.add_column(column, justify="left" if column in ("plan", "kernel") else "right", overflow="fold")
+    for kind, launch in launches:
+        sizes = (str(launch["grid"]), str(launch["block"]), f"{launch['shared_bytes'] / 1024:.0f} KiB")
+        table.add_row(kind, launch["kernel"], *sizes, *(str(launch[name]) for name in compiled.values()))
     return table
 
 
 def explain_lines(described: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """What a table has no room for: work, memory, the share of the peak that is possible and reached, reasons."""
+    """What a table has no room for: work, memory, the share of the peak that is possible and reached, reasons, fields."""
     for plan in described:
         yield f"{plan['kind']}: {plan['gflops']:.1f} GFLOP, workspace {plan['workspace_bytes'] / 2**20:.1f} MiB"
         if plan["predicted_share"]:
@@ -155,6 +149,9 @@ def explain_lines(described: Iterable[Mapping[str, Any]]) -> Iterator[str]:
             beside = f", {100 * plan['tflops'] / peak:.0f}% of a matrix product here and now" if peak else ""
             yield f"  measured {plan['tflops']:.0f} TFLOP/s{beside}"
         yield from (f"  {reason}" for reason in plan["reasons"])
+        for launch in plan["launches"]:
+            config = " ".join(f"{name.removeprefix('k')}={value}" for name, value in launch["config"].items())
+            yield f"  {launch['kernel']}: {config}"
 
 
 def tune_table(name: str, trials: Iterable[Mapping[str, Any]]) -> Table:

@@ -52,7 +52,7 @@ def test_check_prints_one_row_a_case() -> None:
     )
     assert result.exit_code == 0, result.output
     assert "gpt2" in result.stdout
-    assert "all within budget" in result.stdout
+    assert "1 case, within budget" in result.stdout
 
 
 def test_a_wrong_kernel_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from cuflash.errors import ArgumentError
 from cuflash.presets import PRESETS, Shape, preset_shapes
@@ -52,7 +53,17 @@ def shape_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def shapes_from(preset: str | None, given: dict[str, Any]) -> list[Shape]:
+    """The preset's shapes, or the one that the options of ``shape_options`` name.
+
+    Raises:
+        ArgumentError: both at once, an unknown preset, a window that is no pair.
+    """
     if preset:
+        context = click.get_current_context()
+        beside = [name for name in given if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+        if beside:
+            flags = [flag for known in context.command.params if known.name in beside for flag in known.opts]
+            raise ArgumentError("--preset", preset, "names whole shapes", f"leave out {', '.join(flags)}")
         return list(preset_shapes(preset))
     sides = _sides(given.pop("window"))
     if re.fullmatch(r"[-+]?\d+", given["align"]):

@@ -138,7 +138,7 @@ def explain_table(described: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def explain_lines(described: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """What a table has no room for: work, memory, the share of the peak that is possible and reached, reasons, fields."""
+    """What a table has no room for: work, memory, share of the peak possible and reached, reasons, tiles."""
     for plan in described:
         yield f"{plan['kind']}: {plan['gflops']:.1f} GFLOP, workspace {plan['workspace_bytes'] / 2**20:.1f} MiB"
         if plan["predicted_share"]:

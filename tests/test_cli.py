@@ -140,6 +140,7 @@ def test_compile_needs_no_gpu(tmp_path: object) -> None:
         (("check", "--device", "tpu"), "'tpu' is not one of"),
         (("explain", "--arch", "sm_70"), "sm_80"),
         (("explain", "--head-dim", "513"), "head_dim=513"),
+        (("explain", "--preset", "gpt2", "--head-dim", "32", "--causal"), "leave out --head-dim, --causal"),
         (("explain", "--window", "-3,0"), "must not be negative"),
         (("explain", "--window", "3"), "must be LEFT,RIGHT"),
         (("explain", "--window", "a,b"), "must be LEFT,RIGHT"),

@@ -1,4 +1,4 @@
-"""A kernel as text: all that is known at compile time, and the ten lines of CUDA it renders to."""
+"""A kernel as text: all that is known at compile time, and the lines of CUDA it renders to."""
 
 from __future__ import annotations
 

@@ -89,6 +89,19 @@ def test_unknown_libraries_come_in_by_dlpack(monkeypatch: pytest.MonkeyPatch) ->
     assert isinstance(wrapped, Exchangeable)
 
 
+@pytest.mark.works("DLPack", "warp's arrays, and results in warp")
+@pytest.mark.usefixtures("emulated")
+def test_arrays_of_warp() -> None:
+    warp = pytest.importorskip("warp")
+    arrays = sample("float32")
+    given = [warp.from_numpy(arrays[name], dtype=warp.float32, device="cpu") for name in "qkv"]
+    (out, lse), pullback = cuflash.flash_attention_vjp(*given, **WORDS)
+    gradients = pullback(warp.from_numpy(arrays["d_out"], dtype=warp.float32, device="cpu"))
+    for got, wanted in zip((out, lse, *gradients), exact(arrays, **WORDS), strict=True):
+        assert type(got) is type(given[0])
+        assert_close(got.numpy(), wanted, "float32", scale=4)
+
+
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("wrap", [True, False])
 def test_gradients_for_a_library_that_imports_no_dlpack(wrap: bool) -> None:

@@ -44,7 +44,8 @@ def flash_attention(
     """Exact attention, softmax(scale * q k^T) v, without the seqlen_q x seqlen_k array (Dao et al. 2022, 2023).
 
     Args:
-        q, k, v: float16, bfloat16 or float32 arrays of one library, shapes as in this module's docstring, any strides.
+        q, k, v: [batch, seqlen_q, num_q_heads, head_dim], [batch, seqlen_k, num_kv_heads, head_dim] and
+            [batch, seqlen_k, num_kv_heads, head_dim_v]; float16, bfloat16 or float32, of one library, any strides.
             num_q_heads is a multiple of num_kv_heads; query head h reads key head h // (num_q_heads / num_kv_heads).
         scale: factor on q k^T; None means 1/sqrt(head_dim).
         causal: row i sees key j when j <= i + seqlen_k - seqlen_q (``align="bottom-right"``) or j <= i ("top-left").
@@ -55,7 +56,8 @@ def flash_attention(
         alibi_slopes: float32 [num_q_heads] or [batch, num_q_heads]; score - slope * |i + shift - j|.
         mask, score: objects of cuflash.masks and cuflash.scores, instead of the keywords that name the common ones.
         deterministic: concerns gradients; the forward always repeats bit for bit.
-        return_lse: also return lse.
+        batch_invariant: a result's bits do not depend on the batch around it; a few queries on many keys are slower.
+        return_lse: also return lse, [batch, num_q_heads, seqlen_q] float32.
         out: array to write into instead of a fresh one; must not overlap any input.
 
     Returns:

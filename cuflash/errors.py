@@ -75,5 +75,5 @@ class EmulatorError(CuflashError, RuntimeError):
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    text = " ".join(repr(value).split())  # arrays print in lines
     return text if len(text) <= 120 else text[:117] + "..."

@@ -82,6 +82,14 @@ class Plan:
     workspace_bytes: int = 0
     reasons: tuple[str, ...] = field(default=(), compare=False)
 
+    def __str__(self) -> str:
+        sizes = f"{self.flops / 1e9:.1f} GFLOP, workspace {self.workspace_bytes / 2**20:.1f} MiB"
+        lines = [f"{self.kind} on {self.device.name}: {sizes}"]
+        for launch in self.launches:
+            shape = f"{launch.grid} blocks of {launch.block} threads, {launch.shared_bytes / 1024:.0f} KiB shared"
+            lines.append(f"  {launch.variant.symbol}: {shape}")
+        return "\n".join([*lines, *(f"  {reason}" for reason in self.reasons)])
+
     @cached_property
     def zeroed(self) -> bool:
         """Whether the workspace must hold zeros when the first launch starts; it does again when the last one ends."""

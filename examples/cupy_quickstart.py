@@ -21,12 +21,7 @@ def main() -> None:
     window = cuflash.flash_attention(q, k, v, causal=True, window=(1023, 0), softcap=30.0)
     print("sliding window of 1024 keys with a soft cap:", window.shape)
 
-    plan = cuflash.explain(q, k, v, causal=True)
-    for launch in plan.launches:
-        print(
-            f"{launch.variant.symbol}: {launch.grid} blocks, {launch.block} threads, {launch.shared_bytes} bytes shared"
-        )
-    print(*plan.reasons, sep="\n")
+    print(cuflash.explain(q, k, v, causal=True))
 
 
 if __name__ == "__main__":

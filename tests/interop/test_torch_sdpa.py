@@ -57,8 +57,16 @@ def test_the_signature_is_the_originals() -> None:
     assert defaults == [None, 0.0, False, None, False]
 
 
+@pytest.fixture
+def registered() -> None:
+    """transformers, where it is installed, knows cuflash."""
+    pytest.importorskip("transformers")
+    register_hf()
+
+
 def model_of(kind: str, implementation: str) -> Any:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     size = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 50}
     heads = {"num_attention_heads": 2}
     if kind == "llama":
@@ -77,15 +85,13 @@ def model_of(kind: str, implementation: str) -> Any:
 
 @pytest.mark.works("torch", 'Hugging Face transformers: attn_implementation="cuflash" after register_hf()')
 @pytest.mark.parametrize("kind", ["llama", "mistral", "bert"])
-def test_transformers(kind: str) -> None:
-    register_hf()
+def test_transformers(registered: None, kind: str) -> None:
     tokens = torch.randint(0, 50, (2, 33), generator=torch.Generator().manual_seed(0))
     found, wanted = (model_of(kind, name)(tokens)[0] for name in ("cuflash", "sdpa"))
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
 
 
-def test_transformers_generates_with_a_cache() -> None:
-    register_hf()
+def test_transformers_generates_with_a_cache(registered: None) -> None:
     tokens = torch.randint(0, 50, (2, 9), generator=torch.Generator().manual_seed(0))
     found, wanted = (
         model_of("llama", name).generate(tokens, max_new_tokens=3, do_sample=False) for name in ("cuflash", "sdpa")
@@ -93,8 +99,7 @@ def test_transformers_generates_with_a_cache() -> None:
     assert torch.equal(found, wanted)
 
 
-def test_padding_is_refused() -> None:
-    register_hf()
+def test_padding_is_refused(registered: None) -> None:
     tokens = torch.zeros(2, 8, dtype=torch.long)
     mask = torch.ones_like(tokens)
     model = model_of("llama", "cuflash")

@@ -71,11 +71,14 @@ def test_the_changelog_knows_this_version() -> None:
     assert f"## {cuflash.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_examples_are_shown_to_work() -> None:
-    """hello.py is what `make run` ends with; it must compute on whatever is here."""
+def test_examples_are_shown_to_work(capsys: pytest.CaptureFixture[str]) -> None:
+    """hello.py is what `make run` ends with; it must compute on whatever is here, and be right."""
     import runpy
 
     runpy.run_path(str(ROOT / "examples" / "hello.py"), run_name="__main__")
+    errors = re.findall(r"^  (\w+) .*against float64 (\S+)$", capsys.readouterr().out, re.MULTILINE)
+    assert [name for name, _ in errors] == ["out", "lse", "dq", "dk", "dv"]
+    assert all(float(error) < 5e-3 for _, error in errors)  # a few units of float16's last place at values of 4
 
 
 def test_minilm_agrees_with_its_oracle() -> None:

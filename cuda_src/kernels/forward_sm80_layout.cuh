@@ -59,7 +59,8 @@ CUFLASH_DEVICE BlockPosition forward_position(const Params& params, uint32_t blo
   }
 }
 
-// The unit in which probabilities take these scores: where a base is coarse they are scaled, and rounded as it is, here.
+// The unit in which probabilities take these scores: where a base is coarse they are scaled, and rounded as it is,
+// here.
 template <class Scores, class Softmax>
 CUFLASH_DEVICE float settle_unit(Scores& scores, const Softmax& softmax, float unit) {
   if (!ptx::vote_any(softmax.has_coarse_base())) return unit;

@@ -5,8 +5,9 @@
 //   plain       the running maximum: found before the exponentials of each block, outputs rescaled after each block;
 //   optimistic  the maximum of the blocks before: the maximum of a block is found beside its exponentials, and the base
 //               follows only when it was outgrown by more than kFollow;
-//   fixed       the maximum of the boundary blocks, which come first; afterwards nobody looks for a maximum. A row whose
-//               sum over a block passes kSumLimit moves its base to the maximum, before its P is rounded to 16 bits.
+//   fixed       the maximum of the boundary blocks, which come first; afterwards nobody looks for a maximum. A row
+//               whose sum over a block passes kSumLimit moves its base to the maximum, before its P is rounded to
+//               16 bits.
 // The base is never above the true maximum, so nothing that matters vanishes; what overflows all the same (a jump
 // beyond the exponent range inside one block) shows as an output that is not finite, and the tile is redone in the
 // plain form.
@@ -95,7 +96,8 @@ CUFLASH_DEVICE void move_base(const float (&probs)[kCount], RowStats& rows, floa
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     rows.is_lost |= largest[i] > kLostProb;
-    const bool moves = tile::quad_max(block_sum[i]) > kSumLimit<Mask>;  // the row's own affair, whatever its neighbours hold
+    // The row's own affair, whatever its neighbours hold.
+    const bool moves = tile::quad_max(block_sum[i]) > kSumLimit<Mask>;
     const float moved = moves ? rows.base[i] + ptx::lg2(largest[i]) : rows.base[i];
     factor[i] = ptx::ex2(rows.base[i] - moved);
     rows.base[i] = moved;

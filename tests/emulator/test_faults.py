@@ -75,7 +75,7 @@ def test_watchdog_ends_a_kernel_that_spins() -> None:
 
 def test_emulator_goes_on_after_a_fault() -> None:
     report_of(small("leave_early"))
-    run(small("read_neighbour<false, true>"))
+    np.testing.assert_array_equal(run(small("read_neighbour<false, true>")), np.arange(128) ^ 1)
 
 
 # --- sm_80 product ---------------------------------------------------------------------------------------------------

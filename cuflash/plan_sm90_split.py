@@ -126,4 +126,5 @@ def combine(problem: Problem, division: Division) -> Launch:
         shared_bytes=0,
         params=pack(COMBINE, values),
         pointers=tuple(pointers),
+        overlap=True,
     )

@@ -159,6 +159,20 @@ CUFLASH_DEVICE void dkdv_scores_step(const BackwardSm90DkdvLayout<Config>& layou
   if (!kIsLast && speaks) layout.d_out_ring().release(step.next());
 }
 
+// Both warpgroups wait for each other. They run different code, so each waits at a barrier of its own, one for the
+// other's arrival and the other for the answer: synccheck takes one barrier at two instructions for divergence.
+template <bool kMakesProbs>
+CUFLASH_DEVICE void dkdv_meet() {
+  constexpr int kThreads = 2 * tile::kWarpgroupThreads;
+  if constexpr (kMakesProbs) {
+    ptx::named_barrier_arrive(kBarrierConsumers, kThreads);
+    ptx::named_barrier_sync(kBarrierMet, kThreads);
+  } else {
+    ptx::named_barrier_sync(kBarrierConsumers, kThreads);
+    ptx::named_barrier_arrive(kBarrierMet, kThreads);
+  }
+}
+
 // Before the step's sums, whose right operands are d_out for dv and queries for dk: each warpgroup clears what it is
 // about to use, once the other has made its first product of it and before it could make another.
 template <class Config, bool kMakesProbs>
@@ -167,7 +181,7 @@ CUFLASH_DEVICE void dkdv_clear_queries(const BackwardSm90DkdvLayout<Config>& lay
   using Element = typename Config::Element;
   constexpr int kThreads = tile::kWarpgroupThreads;
   const int thread = ptx::thread_index() % kThreads;
-  ptx::named_barrier_sync(kBarrierConsumers, 2 * kThreads);
+  dkdv_meet<kMakesProbs>();
   if constexpr (kMakesProbs) {
     layout.d_out_ring().wait_full(step.at);
     tile::clear_nonfinite<Element, Layout::DOutTile::kBytes, kThreads>(layout.d_out_ring().stage(step.at), thread);
@@ -175,7 +189,7 @@ CUFLASH_DEVICE void dkdv_clear_queries(const BackwardSm90DkdvLayout<Config>& lay
     tile::clear_nonfinite<Element, Layout::QTile::kBytes, kThreads>(layout.q_ring().stage(step.at), thread);
   }
   ptx::fence_proxy_async();  // wgmma reads what the threads have written
-  ptx::named_barrier_sync(kBarrierConsumers, 2 * kThreads);
+  dkdv_meet<kMakesProbs>();
 }
 
 // One step of one consumer: kMakesProbs tells which of the two.
@@ -232,7 +246,7 @@ CUFLASH_DEVICE void dkdv_consume(const Params& params, const BackwardSm90DkdvLay
   }
 
   // Both warpgroups have read keys and values for the last time: their tiles become the way out.
-  ptx::named_barrier_sync(kBarrierConsumers, 2 * tile::kWarpgroupThreads);
+  dkdv_meet<kMakesProbs>();
   const int row = ptx::thread_index() % 128 / 32 * 16;
   tile::store_to_tensor<typename Config::Element, kBlockK, kCols>(
       sums, kMakesProbs ? 1.0f : params.grad_scale, layout.smem + (kMakesProbs ? Layout::kV : Layout::kK), row,

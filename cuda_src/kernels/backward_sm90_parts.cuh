@@ -19,6 +19,7 @@ enum BackwardSm90Barrier : int {
   kBarrierProbsFull = 6,   // probabilities handed from one warpgroup to the other
   kBarrierProbsEmpty = 8,  // and taken
   kBarrierTurn = 10,       // it is this warpgroup's turn to start products
+  kBarrierMet = 12,        // the answer where consumers that run different code meet
 };
 
 // One block of rows (of keys, or of queries) of one head.

@@ -2,6 +2,7 @@
 #pragma once
 #include "attention/params_sm90.cuh"
 #include "ptx/element_types.cuh"
+#include "ptx/registers.cuh"
 #include "ptx/shuffle.cuh"
 #include "ptx/special_registers.cuh"
 #include "tile/arithmetic.cuh"
@@ -45,6 +46,7 @@ CUFLASH_DEVICE void forward_combine(const ForwardCombineParams& params) {
   const int64_t row = static_cast<int64_t>(ptx::block_index()) * Config::kWarps + ptx::warp_index();
   if (row >= params.split_rows) return;
   float weights[kCombineSplitsPerLane], out[2 * kPairs] = {};
+  ptx::griddepcontrol_wait();  // the parts are complete
   const float lse = combine_weights(params, row, weights);
   const int lane = ptx::lane_index();
 #pragma unroll

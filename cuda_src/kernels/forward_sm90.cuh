@@ -53,7 +53,10 @@ CUFLASH_DEVICE void forward_sm90(const typename ForwardSm90<Config>::Params& par
   ptx::sync_cta();  // the barriers are set up
   if (ptx::warp_index() < 4) {
     if constexpr (F::kSplitsRegisters) ptx::setmaxnreg_dec<F::kProducerRegisters>();
-    if (ptx::thread_index() == 0) ForwardSm90Producer<Config>(params, shared).run();
+    if (ptx::thread_index() == 0) {
+      if constexpr (Config::kSplitsKeys) ptx::griddepcontrol_launch();  // forward_combine gets ready and waits
+      ForwardSm90Producer<Config>(params, shared).run();
+    }
   } else {
     if constexpr (F::kSplitsRegisters) ptx::setmaxnreg_inc<F::kConsumerRegisters>();
     forward_sm90_consume<Config>(params, shared);

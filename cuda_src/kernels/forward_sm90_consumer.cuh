@@ -101,11 +101,12 @@ struct ForwardSm90Consumer {
       rescale[1] *= factor[1];
     }
     exponentiate<kBase == Base::kOptimistic>(scores, params.softmax_unit, rows, block_sum, largest);
-    if constexpr (kBase == Base::kFixed) keep_in_range(rows, scores, block_sum, out);
+    bool moved = is_exact;
+    if constexpr (kBase == Base::kFixed) moved |= keep_in_range(rows, scores, block_sum, rescale);
     ptx::wgmma_wait<0>();  // probs and the stage of values are free, the output is whole
     ptx::wgmma_touch(out);
     release(shared.v, v_at);
-    if (is_exact || (kBase == Base::kOptimistic && ptx::vote_any(rescale[0] != 1.0f || rescale[1] != 1.0f))) {
+    if (moved || (kBase == Base::kOptimistic && ptx::vote_any(rescale[0] != 1.0f || rescale[1] != 1.0f))) {
       tile::scale_rows(out, rescale);
     }
     rows.sum[0] += block_sum[0];
@@ -114,16 +115,17 @@ struct ForwardSm90Consumer {
     if constexpr (kBase == Base::kOptimistic) follow_base<Element>(largest, params.softmax_unit, rows);
   }
 
-  // Fixed base: one compare and one vote a block; the rest is rare.
-  CUFLASH_DEVICE void keep_in_range(RowStats& rows, float (&scores)[F::kBlockK / 2], float (&block_sum)[2],
-                                    float (&out)[F::kHeadDimV / 2]) {
-    if (!ptx::vote_any(ptx::max(block_sum[0], block_sum[1]) > kSumLimit<typename F::Mask>)) return;
+  // Fixed base: one compare and one vote a block; the rest is rare. Returns whether this warp moved a base: its outputs
+  // follow by the factor once they are whole, since all warps of a warpgroup must wait for products at the same place.
+  CUFLASH_DEVICE bool keep_in_range(RowStats& rows, float (&scores)[F::kBlockK / 2], float (&block_sum)[2],
+                                    float (&rescale)[2]) {
+    if (!ptx::vote_any(ptx::max(block_sum[0], block_sum[1]) > kSumLimit<typename F::Mask>)) return false;
     float factor[2];
     move_base<typename F::Mask>(scores, rows, block_sum, factor);
     tile::scale_rows(scores, factor);
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_touch(out);
-    tile::scale_rows(out, factor);
+    rescale[0] *= factor[0];
+    rescale[1] *= factor[1];
+    return true;
   }
 
   // Blocks of the tile that hold no key for this warpgroup. One thread waits and releases for all: a warp that waits

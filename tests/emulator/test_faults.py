@@ -115,6 +115,7 @@ SM90 = {
     "no_slot_wait": r"(too many arrivals|bulk copy into smem\+\d+ while|race|phases while this thread waited)",
     "no_store_wait": r"the thread exits while this store may still read shared memory",
     "no_init_fence": r"lacks mbarrier_init_fence",
+    "lonely_wait": r"wgmma_wait where another warp of the warpgroup passes the one at \S+:\d+",
 }
 
 

@@ -1,6 +1,7 @@
 // sm_90 part of the state: mbarriers, bulk copies in flight, products of warpgroups in flight.
 #pragma once
 #include <cstdint>
+#include <deque>
 #include <vector>
 
 #include "emulator/runtime/interface.h"
@@ -87,8 +88,17 @@ struct HopperThread {
   const WgmmaOp& product(size_t number) const { return wgmma[number - dropped]; }
 };
 
+// A wgmma_wait that some warps of a warpgroup have passed and others have yet to pass.
+struct WarpgroupWait {
+  int groups;
+  Location at;
+};
+
 struct Warpgroup {
-  size_t computed = 0;  // products done so far
+  size_t computed = 0;               // products done so far
+  size_t waits[4] = {};              // of each warp, so far
+  size_t first_wait = 0;             // number of behind.front()
+  std::deque<WarpgroupWait> behind;  // what the slowest warp has yet to pass, as the fastest passed it
 };
 
 struct HopperBlock {

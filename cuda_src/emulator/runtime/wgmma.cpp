@@ -2,6 +2,8 @@
 // has waited, its accumulators hold poison and the operands in shared memory may not change.
 #include "emulator/runtime/wgmma.h"
 
+#include <algorithm>
+
 #include "emulator/runtime/wgmma_compute.h"
 
 namespace cuflash::emulator {
@@ -133,9 +135,27 @@ static void dawdle(Block& b) {
   for (; turns != 0 && b.ready_warps != 0; --turns) yield();
 }
 
+// The instruction belongs to the warpgroup: a wait that only some of its warps pass has no defined behaviour.
+static void check_same_wait(Block& b, int warp, const WaitArguments& mine) {
+  Warpgroup& group = b.hopper.warpgroups[warp / 4];
+  size_t& number = group.waits[warp % 4];
+  if (number == group.first_wait + group.behind.size()) group.behind.push_back({mine.groups, mine.at});
+  const WarpgroupWait& first = group.behind[number - group.first_wait];
+  if (first.groups != mine.groups || first.at.line != mine.at.line || std::strcmp(first.at.file, mine.at.file) != 0) {
+    fail(warp * 32, mine.at, "wgmma_wait where another warp of the warpgroup passes the one at %s:%d",
+         base_name(first.at.file), first.at.line);
+  }
+  ++number;
+  for (const size_t slowest = *std::min_element(group.waits, group.waits + 4); group.first_wait < slowest;) {
+    group.behind.pop_front();
+    ++group.first_wait;
+  }
+}
+
 static void execute_wait(Block& b, int warp) {
   const auto& arguments = *static_cast<WaitArguments*>(b.warps[warp].arguments[0]);
   const int warpgroup = warp / 4;
+  check_same_wait(b, warp, arguments);
   size_t due = 0;
   for (int lane = 0; lane < 32; ++lane) {
     const size_t mine = products_due(hopper_of(b, warp * 32 + lane), arguments.groups);

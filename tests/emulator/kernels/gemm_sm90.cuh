@@ -20,6 +20,7 @@ enum class Fault {
   wrong_stride,
   no_slot_wait,
   no_store_wait,
+  lonely_wait,
   no_init_fence
 };
 
@@ -62,6 +63,7 @@ CUFLASH_DEVICE void consume(float (&d)[32], const Ring& ring, int steps) {
     }
     ptx::wgmma_commit();
     if constexpr (kFault == Fault::early_release) ptx::mbarrier_arrive(ring.empty_at(step));
+    if (kFault == Fault::lonely_wait && step == 1 && ptx::warp_index() == 2) ptx::wgmma_wait<0>();
     if (kFault != Fault::read_before_wait || step + 1 < steps) ptx::wgmma_wait<0>();
     ptx::wgmma_touch(d);
     if constexpr (kFault != Fault::early_release) ptx::mbarrier_arrive(ring.empty_at(step));

@@ -216,7 +216,8 @@ def _best(
     """The fastest peer and its time; a recorded ratio to the same run's cuDNN competes under its name and a star."""
     times = {name: figure.ms for name, figure in figures.items()}
     row = recorded.get(f"{mode}/{shape.head_dim}/{shape.mask_name}/{shape.seqlen_k}")
-    if row and "cudnn" in times and row["peer"] not in times:
+    timed = {name.partition("-")[0] for name in times}  # fa3-jax is FlashAttention-3, too
+    if row and "cudnn" in times and row["peer"] not in timed:
         times[f"{row['peer']}*"] = times["cudnn"] / row["over_cudnn"]
     if not times:
         return "", math.nan

@@ -65,6 +65,8 @@ def test_a_recorded_ratio_stands_for_an_absent_peer_only() -> None:
     present = row(shape, "fwd", 1.0, cudnn=1.3, fa3=1.2)
     assert present.best_peer == "fa3"
     assert present.ratio == pytest.approx(1.2)
+    behind_jax = row(shape, "bwd", 1.0, cudnn=1.3, **{"fa3-jax": 1.2})
+    assert behind_jax.best_peer == "fa3-jax"
     assert math.isnan(row(shape, "fwd", 1.0).ratio)
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from cuflash import sources
 from cuflash.errors import CompileError
 from cuflash.variant import Variant
 
-__all__ = ["Cubin", "Resources", "compile_cubin", "load", "nvrtc_version", "options"]
+__all__ = ["Cubin", "Resources", "compile_cubin", "load", "load_all", "nvrtc_version", "options"]
 
 _TARGET_BY_NAME = (12, 9)  # first NVRTC that accepts CuPy's own -arch beside ours; before it both together are an error
 _lock = threading.Lock()
@@ -87,6 +89,27 @@ def load(variant: Variant, shared_bytes: int) -> Any:
     if shared_bytes > kernel.max_dynamic_shared_size_bytes:
         kernel.max_dynamic_shared_size_bytes = shared_bytes
     return kernel
+
+
+def load_all(kernels: Iterable[tuple[Variant, int]]) -> list[Any]:
+    """``load`` for each pair of a variant and its shared memory; those not loaded yet are compiled side by side.
+
+    Raises:
+        CompileError: NVRTC refused a text.
+    """
+    import cupy
+
+    wanted, device = list(kernels), cupy.cuda.runtime.getDevice()
+    missing = {variant: shared for variant, shared in wanted if (device, variant, os.getpid()) not in _loaded}
+
+    def load_there(kernel: tuple[Variant, int]) -> None:
+        with cupy.cuda.Device(device):  # the current device belongs to a thread
+            load(*kernel)
+
+    if len(missing) > 1:
+        with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as compilers:
+            list(compilers.map(load_there, missing.items()))
+    return [load(*kernel) for kernel in wanted]
 
 
 def resources(variant: Variant) -> Resources:

@@ -49,7 +49,8 @@ def execute(plan: Plan, addresses: Mapping[str, int]) -> None:
     key = (id(plan), cupy.cuda.runtime.getDevice())
     entry = _prepared.get(key)
     if entry is None or entry[0] is not plan:
-        entry = (plan, tuple(_prepare(launch) for launch in plan.launches))
+        kernels = jit.load_all((launch.variant, launch.shared_bytes) for launch in plan.launches)
+        entry = (plan, tuple(map(_prepare, plan.launches, kernels)))
         if len(_prepared) >= _PREPARED_LIMIT:
             _prepared.clear()
         _prepared[key] = entry
@@ -58,11 +59,10 @@ def execute(plan: Plan, addresses: Mapping[str, int]) -> None:
         run(addresses, stream)
 
 
-def _prepare(launch: Launch) -> Runner:
+def _prepare(launch: Launch, kernel: Any) -> Runner:
     """Binds all that does not change between calls. The driver copies the parameters before it returns, so one buffer
     serves every call; the lock keeps two threads from patching it at once.
     """
-    kernel = jit.load(launch.variant, launch.shared_bytes)
     buffer = ctypes.create_string_buffer(launch.params, len(launch.params))
     argument = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
     queue, symbol = _queue(launch, kernel.kernel.ptr, argument), launch.variant.symbol

@@ -56,7 +56,7 @@ def forward_with_tile(problem: Problem, device: Device, tile: TileSm90, group: i
         shared_bytes=shared,
         params=pack(dtype, _values(problem, tile, division)),
         pointers=_pointers(pointer_offsets(dtype, problem.score), division, has_counter),
-        tensor_maps=_tensor_maps(problem, tile, division),
+        tensor_maps=_tensor_maps(problem, tile, group),
         zeroed=has_counter,
     )
     launches = (launch, combine(problem, division)) if division.num_splits > 1 else (launch,)
@@ -198,12 +198,7 @@ def _pointers(offsets: dict[str, int], division: Division, has_counter: bool) ->
     return (*pointers, Pointer(counter, "workspace")) if has_counter else tuple(pointers)
 
 
-def _tensor_maps(problem: Problem, tile: TileSm90, division: Division) -> tuple[TensorMapSlot, ...]:
-    # Keys that one tile of queries reads, once, come from memory: 122 us where fetches of 256 bytes take 136 (one query,
-    # 16 x 8k keys). Read again and again, they come from the second-level cache: 697 us where 128 bytes take 749 (4k).
-    readers = division.num_q_blocks * division.tile_heads // max(problem.num_kv_heads, 1)
-    promotion = 128 if readers == 1 else 256
-    group = division.group
+def _tensor_maps(problem: Problem, tile: TileSm90, group: int) -> tuple[TensorMapSlot, ...]:
     dtype, itemsize = problem.dtype.name, problem.dtype.itemsize
     q = tensor_map_slot(0, "q", problem.q, tile.block_q, dtype, itemsize)
     first_key, num_keys = _seen_keys(problem)
@@ -212,8 +207,7 @@ def _tensor_maps(problem: Problem, tile: TileSm90, division: Division) -> tuple[
         batch, _, heads, dim = spec.shape
         seen = spec._replace(shape=(batch, num_keys, heads, dim))
         slot = tensor_map_slot(128 * index, operand, seen, tile.block_k, dtype, itemsize)
-        offset = first_key * spec.strides[1] * itemsize
-        maps.append(replace(slot, byte_offset=offset, l2_promotion=promotion))
+        maps.append(replace(slot, byte_offset=first_key * spec.strides[1] * itemsize))
     return tuple(maps)
 
 

@@ -57,7 +57,7 @@ def prepared(chosen: Launcher, plan: Plan, device: int) -> Prepared:
     """The plan ready to run, its kernels loaded on the device; not possible while a graph is being captured."""
     target = architecture_of(plan.device.capability).target
     with cupy.cuda.Device(device):
-        kernels = [jit.load(launch.variant, launch.shared_bytes) for launch in plan.launches]
+        kernels = jit.load_all((launch.variant, launch.shared_bytes) for launch in plan.launches)
         for launch, kernel in zip(plan.launches, kernels, strict=True):
             chosen.register(kernel_key(launch.variant, target), device, kernel.kernel.ptr)
     return plan, chosen.prepare(encode(plan, target, clears=False)), operand_names(plan), kernels

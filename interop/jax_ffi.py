@@ -106,8 +106,8 @@ def _load_kernels(plan: Plan) -> None:
     target = architecture_of(plan.device.capability).target
     for ordinal in gpu_devices():
         with cupy.cuda.Device(ordinal):
-            for launch in plan.launches:
-                kernel = jit.load(launch.variant, launch.shared_bytes)
+            kernels = jit.load_all((launch.variant, launch.shared_bytes) for launch in plan.launches)
+            for launch, kernel in zip(plan.launches, kernels, strict=True):
                 launcher().register(kernel_key(launch.variant, target), ordinal, kernel.kernel.ptr)
 
 

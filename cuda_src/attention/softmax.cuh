@@ -12,9 +12,8 @@ inline constexpr float kBaseSlack = 1.0f;
 //     tells that the base is too low, and the base follows.
 // Both are far below what 16 bits could hold: a probability of 1 is exact, any other is off by up to half a digit, and
 // a row with one key that outweighs all others gives that key's value as it is only if that key has probability 1.
-// Without a base that follows, inputs with outliers had 1.2 to 1.4 times the error of a running maximum; with a limit
-// of 32 they have 1.02 to 1.05 times. Random normal scores hardly ever reach it, but a mask can leave a row one key in
-// its first block, a base of nothing: with 32, causal rows moved so often that it cost 3 to 7% of the time.
+// Random normal scores hardly ever reach a limit of 32, but a mask can leave a row one key in its first block, a base
+// of nothing: with 32, causal rows moved so often that it cost 3 to 7% of the time.
 template <class Mask>
 inline constexpr float kSumLimit = Mask::kUniform ? 32.0f : 128.0f;
 

@@ -92,7 +92,7 @@ struct ForwardSm90Consumer {
     if (is_speaker && block == view.mine.begin) shared.q.release(q_at);
     view.apply_score(scores, block);
     float rescale[2] = {rows.pending[0], rows.pending[1]};
-    const bool is_exact = kLoopHasBoundary && (kBase == Base::kPlain || view.is_boundary(block));
+    const bool is_exact = kLoopHasBoundary && (kBase == Base::kPlain || view.is_boundary(block) || block == view.mine.end - 2);
     if (is_exact) {
       float factor[2];
       if (view.is_boundary(block)) view.mask_scores(scores, block);
@@ -119,9 +119,9 @@ struct ForwardSm90Consumer {
   // follow by the factor once they are whole, since all warps of a warpgroup must wait for products at the same place.
   CUFLASH_DEVICE bool keep_in_range(RowStats& rows, float (&scores)[F::kBlockK / 2], float (&block_sum)[2],
                                     float (&rescale)[2]) {
-    if (!ptx::vote_any(ptx::max(block_sum[0], block_sum[1]) > kSumLimit<typename F::Mask>)) return false;
+    if (!ptx::vote_any(ptx::max(block_sum[0], block_sum[1]) > kMoveLimit<F::kBlockK>)) return false;
     float factor[2];
-    move_base<typename F::Mask>(scores, rows, block_sum, factor);
+    move_base<F::kBlockK>(scores, rows, block_sum, factor);
     tile::scale_rows(scores, factor);
     rescale[0] *= factor[0];
     rescale[1] *= factor[1];

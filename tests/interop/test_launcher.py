@@ -123,7 +123,7 @@ def test_kernels_overlap_on_streams_but_not_in_graphs(pair: Any) -> None:
 def test_tensor_maps_are_encoded_where_the_kernel_looks(pair: Any) -> None:
     launcher, driver = pair
     base = plans()[0]
-    slot = TensorMapSlot(64, "k", "float16", (16, 40), (128,), (16, 64), 128, byte_offset=32, l2_promotion=128)
+    slot = TensorMapSlot(64, "k", "float16", (16, 40), (128,), (16, 64), 128, byte_offset=32)
     launch = Launch(base.launches[0].variant, 3, 128, 1024, bytes(192), (Pointer(0, "q"),), (slot,))
     plan = Plan("forward", base.problem, base.device, (launch,), ("q", "k"), ())
     register(launcher, driver, plan)
@@ -153,7 +153,7 @@ def test_a_prepared_plan_follows_its_operands(pair: Any) -> None:
     for _, (*_, stream), params in driver.launched:
         q, k = 0x1000 * (stream + 1), 0x100000 * (stream + 1)
         assert np.frombuffer(params[:32], np.int64).tolist() == [q, k + 16, 0, q]
-        assert np.frombuffer(params[64:96], np.int64).tolist() == [6, 2, k, 3]
+        assert np.frombuffer(params[64:96], np.int64).tolist() == [6, 2, k, 2]
 
 
 def test_a_zeroed_workspace_is_cleared_on_the_stream_first(pair: Any) -> None:

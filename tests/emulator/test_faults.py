@@ -83,7 +83,8 @@ def test_emulator_goes_on_after_a_fault() -> None:
 SM80 = {
     "missing_barrier": r"shared-memory race|while an asynchronous copy into it has not been waited for",
     "missing_wait": r"while an asynchronous copy into it has not been waited for",
-    "past_the_tail": r"out-of-bounds global read by cp.async of 16 bytes at byte -?\d+ of (in\d|out) ",  # whichever is near
+    # Named after whichever array lies nearest.
+    "past_the_tail": r"out-of-bounds global read by cp.async of 16 bytes at byte -?\d+ of (in\d|out) ",
 }
 
 

@@ -243,8 +243,10 @@ struct BackwardBlock {
     if constexpr (Config::kStages == 2) load_next();
     const uint32_t stage_address = stage_smem(stage);
     if constexpr (Layout::kInRegisters) {
-      // Two parts at a time hide each other's latency; more would ask for more registers than there are.
-#pragma unroll 2
+      // Two parts at a time hide each other's latency; more would ask for more registers than there are, and so would
+      // two whose score function runs into the next one, with no dS put away between them.
+      constexpr int kTogether = Score::kPreScale && !Layout::kNeedsDScores && Layout::kParts > 2 ? 1 : 2;
+#pragma unroll kTogether
       for (int part = 0; part < Layout::kParts; ++part) {
         make_part(stage_address, step, is_masked, is_careful, part * Layout::kPartQ);
       }

@@ -136,7 +136,7 @@ BACKWARD = (
 BACKWARD_DQ = (
     Row(32, 2, DqTile(128, 64, 4, 1), "not timed"),
     Row(64, 2, DqTile(128, 32, 4, 2), "not timed since 64 keys in one stage: 255, 269 and spill; 64 rows 238, 250"),
-    Row(128, 2, DqTile(128, 32, 4, 1), "224, 234; 64 rows and keys 218, 228"),
+    Row(128, 2, DqTile(64, 64, 4, 1), "218, 228; 128 rows and 32 keys 224, 234 and spill"),
     Row(256, 2, DqTile(64, 32, 4, 1), "184, 186; 16 keys in two stages 174, 176"),
     Row(64, 4, DqTile(64, 32, 4, 1), "not timed"),
     Row(128, 4, DqTile(32, 16, 2, 1), "not timed"),

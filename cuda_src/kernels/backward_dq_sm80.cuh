@@ -86,7 +86,13 @@ struct BackwardDqBlock {
 
   CUFLASH_DEVICE int last_row() const { return ptx::min(first_row + kBlockQ, params.seqlen_q) - 1; }
   CUFLASH_DEVICE int kv_head() const { return position.head / (params.num_q_heads / params.num_kv_heads); }
-  CUFLASH_DEVICE uint32_t stage_smem(int stage) const { return shared + Layout::kStage + stage * Layout::kStageBytes; }
+  // Where float32's dq is widest, addresses are worked out anew in each block of keys: registers are short there.
+  CUFLASH_DEVICE static int fresh(int value) {
+    return sizeof(Element) == 4 && Config::kHeadDim > 128 ? ptx::opaque(value) : value;
+  }
+  CUFLASH_DEVICE uint32_t stage_smem(int stage) const {
+    return fresh(shared) + Layout::kStage + stage * Layout::kStageBytes;
+  }
 
   CUFLASH_DEVICE void load_queries() {
     using QCopy = typename Layout::template Copy<typename Layout::QTile>;
@@ -109,7 +115,7 @@ struct BackwardDqBlock {
   }
 
   CUFLASH_DEVICE void load_keys(int k_block, int stage) const {
-    const int first_key = k_block * kBlockK;
+    const int first_key = fresh(k_block * kBlockK);
     k_copy.load_between(stage_smem(stage), first_key, 0, params.seqlen_k);
     v_copy.load_between(stage_smem(stage) + Layout::kValues, first_key, 0, params.seqlen_k);
   }
@@ -199,33 +205,41 @@ struct BackwardDqBlock {
     }
   }
 
-  CUFLASH_DEVICE void store() {
+  // `place` is the block's position, worked out anew: nothing of it needs a register while keys are visited.
+  CUFLASH_DEVICE void store(const BlockPosition& place) {
+    const int first = place.row_block * kBlockQ;
     dq.for_each([&](float& value, int, int, int) { value *= params.grad_scale; });
     // The warp alone has read these rows of the queries, whose place their gradient takes.
     ptx::sync_warp();
     tile::put<typename Layout::QTile>(shared, warp_first_row, dq);
     ptx::sync_warp();  // the warp's rows are in place; no other warp reads them
-    Element* dq_gmem = head_of<Element>(params.dq, params.dq_strides, position.batch, position.head) +
-                       first_row * params.dq_strides.row;
+    Element* dq_gmem = head_of<Element>(params.dq, params.dq_strides, place.batch, place.head) +
+                       first * params.dq_strides.row;
     tile::store_rows<typename Layout::QTile, kWarpRows, Config::kStoreBytes>(
-        shared, warp_first_row, dq_gmem, params.dq_strides.row, params.dq_strides.dim, last_row() + 1 - first_row,
-        params.head_dim);
+        shared, warp_first_row, dq_gmem, params.dq_strides.row, params.dq_strides.dim,
+        ptx::min(kBlockQ, params.seqlen_q - first), params.head_dim);
   }
 };
 
+// Which block of queries of which head. Rows that see more keys than others go first.
+template <class Config, class Params>
+CUFLASH_DEVICE BlockPosition backward_dq_position(const Params& params, uint32_t block_index) {
+  if constexpr (Config::Mask::kGrows) {
+    constexpr int kBytes = (Config::kHeadDim + Config::kHeadDimV) * sizeof(typename Config::Element);
+    const int batch_heads = params.batch * params.num_q_heads;
+    return position_longest_first(
+        block_index, params.num_q_blocks, params.num_q_heads, batch_heads,
+        heads_per_section<kBytes>(params.seqlen_k, params.num_q_heads / params.num_kv_heads, batch_heads));
+  } else {
+    return position_by_head(block_index, params.num_q_blocks, params.num_q_heads);
+  }
+}
+
 template <class Config>
 CUFLASH_DEVICE void backward_dq_sm80(const BackwardParams<typename Config::Mask, typename Config::Score>& params) {
-  constexpr int kBytes = (Config::kHeadDim + Config::kHeadDimV) * sizeof(typename Config::Element);
-  BlockPosition position = position_by_head(ptx::block_index(), params.num_q_blocks, params.num_q_heads);
-  if constexpr (Config::Mask::kGrows) {
-    const int batch_heads = params.batch * params.num_q_heads;
-    position = position_longest_first(
-        ptx::block_index(), params.num_q_blocks, params.num_q_heads, batch_heads,
-        heads_per_section<kBytes>(params.seqlen_k, params.num_q_heads / params.num_kv_heads, batch_heads));
-  }
-  BackwardDqBlock<Config> block(params, position);
+  BackwardDqBlock<Config> block(params, backward_dq_position<Config>(params, ptx::block_index()));
   block.run();
-  block.store();
+  block.store(backward_dq_position<Config>(params, ptx::block_index_again()));
 }
 
 }  // namespace cuflash

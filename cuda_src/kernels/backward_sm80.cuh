@@ -96,7 +96,7 @@ struct BackwardBlock {
   }
 
   // Whether some query of the block does not see some key of the block. Queries past the end see nothing, but their
-  // zeros and their lse of +inf make them harmless without a mask.
+  // zeros and their lse of +inf make them harmless without a mask (store() answers for keys that are not finite).
   CUFLASH_DEVICE bool is_masked(const Step& step) const {
     const int first_row = step.q_block * kBlockQ;
     const int first = ptx::opaque(first_key);  // worked out anew at each step: sums leave no registers to keep it
@@ -309,8 +309,16 @@ struct BackwardBlock {
                                                        last_key() + 1 - first_key, cols);
   }
 
+  // Whether any query sees a row of the warp's keys. Queries past the end see more by the mask's rule, and 0 * NaN comes
+  // of a key that is not finite: one that nobody sees has gradients of zero all the same.
+  CUFLASH_DEVICE bool is_seen(int row) const {
+    const int k = first_key + warp_key + row;
+    return Mask::kUniform || !Mask::query_range(params.mask, k, k, params.seqlen_q).is_empty();
+  }
+
   CUFLASH_DEVICE void store() {
-    dk.for_each([&](float& value, int, int, int) { value *= params.grad_scale; });
+    dk.for_each([&](float& value, int, int row, int) { value = is_seen(row) ? value * params.grad_scale : 0.0f; });
+    dv.for_each([&](float& value, int, int row, int) { value = is_seen(row) ? value : 0.0f; });
     ptx::sync_cta();  // all warps have read keys and values, whose place their gradients take
     tile::put_turns<typename Layout::KTile, kWarpsD>(shared, warp_key, warp_d, dk);
     tile::put_turns<typename Layout::VTile, kWarpsD>(shared + Layout::kValues, warp_key, warp_d, dv);

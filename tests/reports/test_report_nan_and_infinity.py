@@ -105,6 +105,25 @@ def test_queries_without_keys_do_not_leak(device: Place, value: float) -> None:
     assert (found["dq"][:, :66] == 0).all() and (found["out"][:, :66] == 0).all()
 
 
+BEHIND: tuple[dict[str, Any], ...] = ({"causal": True, "align": "top-left"}, {"window": (8, 2), "align": "top-left"})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("words", BEHIND, ids=str)
+def test_keys_behind_the_last_query_do_not_leak(device: Place, words: dict[str, Any], dtype: str, value: float) -> None:
+    """Keys that no query sees, in one block with keys that are seen: only the rows that pad the queries reach them."""
+    arrays = case(dense(1, 2, 2, 33, 40, 64, dtype=dtype), 3)
+    clean = device.both(arrays, deterministic=True, **words)
+    for name in "kv":
+        arrays[name][:, 35:] = value
+    found = device.both(arrays, deterministic=True, **words)
+    assert_equal_bits(found, clean)
+    assert (found["dk"][:, 35:] == 0).all() and (found["dv"][:, 35:] == 0).all()
+    fast = device.both(arrays, **words)
+    assert all(np.isfinite(array).all() for array in fast.values())
+
+
 @pytest.mark.parametrize("seqlen_k", [7, 300])
 def test_every_score_far_below_zero(device: Place, seqlen_k: int) -> None:
     """Scores of -101368.9: a running maximum that starts at a finite sentinel would call these rows empty."""

@@ -17,7 +17,7 @@ from cuflash.errors import ArgumentError, ArgumentTypeError
 __all__ = ["ALIGNMENTS", "MASKS", "Causal", "Full", "Mask", "SlidingWindow", "mask_from_keywords", "shift_of"]
 
 ALIGNMENTS = ("bottom-right", "top-left")
-_OPEN = 2**30  # keys; an open window bound. Positions stay below 2^31 with it added to any 30-bit length.
+_FAR = 2**30  # positions; farther from key 0 than any query or key is
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,30 @@ class Mask:
         """Values of ``Params``, in the order of the fields."""
         return (shift,)
 
+    def edges(self, shift: int) -> tuple[int | None, int | None]:
+        """First and last key that query 0 sees, and query i the i-th after them; None when unbounded.
+
+        No farther from key 0 than any position is: 32-bit sums with a position do not wrap.
+        """
+        first = None if self.left is None else max(shift - self.left, -_FAR)
+        last = None if self.right is None else min(shift + self.right, _FAR)
+        return first, last
+
     def keeps(self, q: Any, k: Any, shift: int) -> Any:
         """Whether query position ``q`` sees key position ``k``; integers or arrays that broadcast."""
         keep = (q == q) & (k == k)
-        if self.left is not None:
-            keep = keep & (k >= q + shift - self.left)
-        if self.right is not None:
-            keep = keep & (k <= q + shift + self.right)
+        first, last = self.edges(shift)
+        if first is not None:
+            keep = keep & (k >= q + first)
+        if last is not None:
+            keep = keep & (k <= q + last)
         return keep
 
     def visible_pairs(self, seqlen_q: int, seqlen_k: int, shift: int) -> int:
         """Number of (query, key) pairs that are visible: the work that a kernel cannot skip."""
-        first = np.zeros(seqlen_q, np.int64) if self.left is None else np.arange(seqlen_q) + shift - self.left
-        last = np.full(seqlen_q, seqlen_k) if self.right is None else np.arange(seqlen_q) + shift + self.right + 1
+        left, right = self.edges(shift)
+        first = np.zeros(seqlen_q, np.int64) if left is None else np.arange(seqlen_q) + left
+        last = np.full(seqlen_q, seqlen_k) if right is None else np.arange(seqlen_q) + right + 1
         return int(np.maximum(np.minimum(last, seqlen_k) - np.maximum(first, 0), 0).sum())
 
 
@@ -116,8 +127,8 @@ class SlidingWindow(Mask):
         return self.after
 
     def params(self, shift: int) -> tuple[int, ...]:
-        bounds = (_OPEN if bound is None else min(bound, _OPEN) for bound in (self.before, self.after))
-        return (shift, *bounds)
+        first, last = self.edges(shift)
+        return (shift, shift - (-_FAR if first is None else first), (_FAR if last is None else last) - shift)
 
 
 MASKS: tuple[type[Mask], ...] = (Full, Causal, SlidingWindow)
@@ -161,8 +172,8 @@ def shift_of(align: object, seqlen_q: int, seqlen_k: int) -> int:
         ArgumentError: an unknown alignment.
     """
     if isinstance(align, (int, np.integer)) and not isinstance(align, (bool, np.bool_)):
-        if abs(align) >= _OPEN:
-            raise ArgumentError("align", align, f"must lie within {_OPEN} positions of 0")
+        if abs(align) >= _FAR:
+            raise ArgumentError("align", align, f"must lie within {_FAR} positions of 0")
         return int(align)
     if not isinstance(align, str) or align not in ALIGNMENTS:
         raise ArgumentError("align", align, f"must be one of {', '.join(ALIGNMENTS)} or an integer")

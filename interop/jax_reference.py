@@ -92,9 +92,9 @@ def _seen_keys(problem: Problem, seqlen_q: int, seqlen_k: int) -> Any:
     """Which keys some query sees: the rows that see key j are an interval. Traced, for custom_partitioning takes no
     array constants."""
     key = jnp.arange(seqlen_k)
-    mask, shift = problem.mask, problem.shift
-    lowest = 0 if mask.right is None else jnp.maximum(key - shift - mask.right, 0)
-    highest = seqlen_q - 1 if mask.left is None else jnp.minimum(key - shift + mask.left, seqlen_q - 1)
+    first, last = problem.mask.edges(problem.shift)
+    lowest = 0 if last is None else jnp.maximum(key - last, 0)
+    highest = seqlen_q - 1 if first is None else jnp.minimum(key - first, seqlen_q - 1)
     return (lowest <= highest) & (key >= 0)
 
 

@@ -24,6 +24,7 @@ WORDS: list[dict[str, Any]] = [
     {"window": (None, 2), "softcap": 3.0},
     {"causal": True, "align": -9},
     {"scale": -0.3},
+    {"window": (2**40, 5)},
 ]
 
 

@@ -38,6 +38,16 @@ def test_none_is_the_only_unlimited_bound(device: Place) -> None:
     assert_right(device.both(arrays, **words), arrays, causal=True)
 
 
+@pytest.mark.parametrize("align", [2**30 - 1, 1 - 2**30])
+@pytest.mark.parametrize("window", [(0, None), (None, 1), (2**40, 0), (0, 2**63)], ids=str)
+def test_open_sides_stay_open_far_from_the_diagonal(
+    device: Place, window: tuple[int | None, int | None], align: int
+) -> None:
+    """An open side as a large number of keys would close again where the queries stand far from them."""
+    arrays = case(dense(1, 1, 1, 33, 50, 32), 6)
+    assert_right(device.both(arrays, window=window, align=align), arrays, window=window, align=align)
+
+
 @pytest.mark.parametrize("left", [1024, 1023, 1025, 127, 128, 129])
 @pytest.mark.exhaustive
 def test_windows_of_a_long_sequence(gpu: Place, left: int) -> None:

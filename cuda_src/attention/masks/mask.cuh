@@ -22,7 +22,8 @@ struct Range {
 //   full_key_range(params, first_row, last_row, ...)    keys that each of these rows sees: no masking there
 //   query_range(params, first_key, last_key, seqlen_q)  rows that may see any of these keys
 //   full_query_range(params, first_key, last_key, ...)  rows that see each of these keys
-// A row's keys are one interval. Lengths are below 2^30 and an open bound is 2^30, so that 32-bit sums do not wrap.
+// A row's keys are one interval. Lengths and shifts are below 2^30 and no edge lies farther than 2^30 from q = k = 0, so
+// that 32-bit sums do not wrap.
 template <class Mask>
 concept IsMask = requires(typename Mask::Params params) {
   { Mask::keeps(params, 0, 0) };

@@ -7,7 +7,7 @@ namespace cuflash {
 struct SlidingWindow {
   struct Params {
     int32_t shift;        // key position of query 0
-    int32_t left, right;  // keys before and after the query's own position; 2^30 leaves a side open
+    int32_t left, right;  // keys before and after the query's own position; an open side ends 2^30 from key 0
   };
   static constexpr bool kUniform = false;
   static constexpr bool kGrows = true;  // the first rows' windows are cut off; harmless where they are not

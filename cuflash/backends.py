@@ -19,6 +19,8 @@ def why_no_gpu() -> str:
         import cupy
     except ImportError as error:
         return f'CuPy is not importable ({error}); pip install "cuflash[cuda12]" or "cuflash[cuda13]"'
+    except Exception as error:  # CuPy makes its cache folder at import: CUPY_CACHE_DIR or a home that cannot be written
+        return f"CuPy is not importable ({type(error).__name__}: {error})"
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:

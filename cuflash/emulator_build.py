@@ -24,7 +24,7 @@ from pathlib import Path
 
 from cuflash import sources
 from cuflash.errors import EmulatorError
-from cuflash.shared_library import is_whole, private_folder
+from cuflash.shared_library import is_whole, private_folder, user_cache
 
 __all__ = ["cache_folder", "kernel_library", "runtime_library"]
 
@@ -44,8 +44,7 @@ def cache_folder() -> Path:
     chosen = os.environ.get("CUFLASH_EMULATOR_CACHE")
     if chosen:
         return Path(chosen)
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuflash"
-    return Path(os.environ.get("CUFLASH_CACHE_DIR") or home) / "emulator"
+    return user_cache() / "emulator"
 
 
 @cache

@@ -143,7 +143,7 @@ def _caches() -> dict[str, dict[str, Any]]:
     from cuflash.emulator_build import cache_folder
 
     folders = {
-        "kernels (CuPy)": Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache"),
+        "kernels (CuPy)": Path(os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~/.cupy/kernel_cache")),
         "emulator": cache_folder(),
     }
     return {name: {"path": str(folder), **_size(folder)} for name, folder in folders.items()}

@@ -1,4 +1,4 @@
-"""Compiled libraries in a cache on disk: whether one is whole, and where to build when the cache cannot be written."""
+"""Compiled libraries in a cache on disk: where it is, whether one is whole, and where to build instead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-__all__ = ["is_whole", "private_folder"]
+__all__ = ["is_whole", "private_folder", "user_cache"]
 
 logger = logging.getLogger("cuflash")
 _OTHER_FORMATS = (b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # Mach-O, of one processor and of several
@@ -42,3 +42,18 @@ def private_folder(instead_of: Path) -> Path:
     owner = os.getpid()
     atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == owner else None)
     return folder
+
+
+def user_cache() -> Path:
+    """Where compiled files are kept: CUFLASH_CACHE_DIR, else the user's cache folder.
+
+    A user without a home, as containers run under numbers that nobody gave a name, gets a folder of this process.
+    """
+    if named := os.environ.get("CUFLASH_CACHE_DIR"):
+        return Path(named)
+    if caches := os.environ.get("XDG_CACHE_HOME"):
+        return Path(caches) / "cuflash"
+    try:
+        return Path.home() / ".cache" / "cuflash"
+    except RuntimeError:
+        return private_folder(Path("~/.cache/cuflash"))

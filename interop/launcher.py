@@ -25,9 +25,9 @@ import numpy as np
 
 from cuflash.errors import ArgumentError, CompileError, CuflashError
 from cuflash.interop import launcher_build
-from cuflash.shared_library import is_whole
+from cuflash.shared_library import is_whole, user_cache
 
-__all__ = ["CLauncher", "Launcher", "Run", "build", "cache_folder", "describe", "launcher"]
+__all__ = ["CLauncher", "Launcher", "Run", "build", "describe", "launcher"]
 
 _TEXT_BYTES = 320
 _lock = threading.Lock()
@@ -113,14 +113,6 @@ def describe() -> str:
     return "Python launcher (slower by some microseconds a call; a C compiler would bring the compiled one)"
 
 
-def cache_folder() -> Path:
-    """Where built files are kept; a package's own folder is never written."""
-    named = os.environ.get("CUFLASH_CACHE_DIR")
-    if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cuflash"
-
-
 @cache
 def build() -> Path:
     """The launcher library: the one lying here, the cache's, or freshly compiled.
@@ -131,7 +123,7 @@ def build() -> Path:
     if launcher_build.BESIDE.is_file():
         return launcher_build.BESIDE
     digest = hashlib.sha256(launcher_build.SOURCE.read_bytes() + platform.machine().encode()).hexdigest()[:16]
-    path = cache_folder() / f"launcher-{digest}.so"
+    path = user_cache() / f"launcher-{digest}.so"
     if not is_whole(path):
         _compile(path)
     return path

@@ -96,6 +96,31 @@ def test_missing_cupy_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> N
     assert "cuflash[cuda12]" in why_no_gpu() and "cuflash[cuda13]" in why_no_gpu()
 
 
+def test_a_cupy_that_breaks_at_import_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy makes its cache folder when it is imported; without a home that can be written it does not import."""
+    from cuflash.backends import why_no_gpu
+
+    (tmp_path / "cupy.py").write_text("raise NotADirectoryError(20, 'Not a directory', '/dev/null/.cupy')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    assert "/dev/null/.cupy" in why_no_gpu()
+
+
+def test_a_user_without_a_home_has_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers run under numbers that no list of users knows: Path.home() raises."""
+    from cuflash import emulator_build, info
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    for name in ("HOME", "XDG_CACHE_HOME", "CUFLASH_CACHE_DIR", "CUFLASH_EMULATOR_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    folder = emulator_build.cache_folder()
+    assert folder.parent.is_dir() and folder == emulator_build.cache_folder()
+    assert info._caches()["emulator"]["path"] == str(folder)
+
+
 def test_kernels_need_no_header_of_a_toolkit() -> None:
     """A wheel-only install has no cuda_fp16.h: every include of a kernel is one of our own."""
     sources = [p for p in (ROOT / "cuda_src").rglob("*.cuh") if "emulator" not in p.relative_to(ROOT).parts]

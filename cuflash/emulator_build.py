@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -25,6 +24,7 @@ from pathlib import Path
 from cuflash import sources
 from cuflash.errors import EmulatorError
 from cuflash.shared_library import is_whole, private_folder, user_cache
+from cuflash.side_by_side import side_by_side
 
 __all__ = ["cache_folder", "kernel_library", "runtime_library"]
 
@@ -145,8 +145,7 @@ def runtime_library() -> Path:
             flags = (*_flags(), *_RUNTIME, *_include_flags())
             _run([*_compiler(), *flags, "-c", str(pair[0]), "-o", str(pair[1])], pair[0].name)
 
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(one, zip(parts, objects, strict=True)))
+        side_by_side(one, zip(parts, objects, strict=True), 2)
         link = [*_compiler(), *_RUNTIME, *_LINK, *map(str, objects), "-o", str(scratch / target.name)]
         _run(link, "the emulator's runtime")
 

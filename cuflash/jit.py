@@ -11,13 +11,13 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cuflash import sources
 from cuflash.errors import CompileError
+from cuflash.side_by_side import side_by_side
 from cuflash.variant import Variant
 
 __all__ = ["Cubin", "Resources", "compile_cubin", "load", "load_all", "nvrtc_version", "options"]
@@ -107,8 +107,7 @@ def load_all(kernels: Iterable[tuple[Variant, int]]) -> list[Any]:
             load(*kernel)
 
     if len(missing) > 1:
-        with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as compilers:
-            list(compilers.map(load_there, missing.items()))
+        side_by_side(load_there, missing.items(), os.cpu_count() or 1)
     return [load(*kernel) for kernel in wanted]
 
 

@@ -26,6 +26,44 @@ out = cuflash.flash_attention(q, q, q, causal=True)
 print(repr(float(cupy.abs(out.astype(cupy.float32)).sum())))
 """
 
+LATE = """
+import threading, time
+import numpy as np, cuflash
+def late():
+    while threading.main_thread().is_alive():
+        time.sleep(0.01)
+    from cuflash import side_by_side
+    done = []
+    side_by_side.side_by_side(done.append, range(5), 3)
+    q = np.ones((1, 8, 1, 8), np.float32)
+    print(sorted(done), cuflash.flash_attention(q, q, q).sum())
+threading.Thread(target=late).start()
+"""
+
+
+def test_a_thread_may_outlive_the_main_one() -> None:
+    """Servers whose script has ended: a pool of concurrent.futures takes no work then, nor can it be imported."""
+    pytest.importorskip("cuflash.jit")
+    done = run(LATE, CUFLASH_NUMPY="emulator")
+    assert done.stdout == "[0, 1, 2, 3, 4] 64.0\n", done.stderr
+
+
+FORKED = """
+import os, signal
+import numpy as np, cuflash
+q = np.random.default_rng(0).standard_normal((1, 33, 2, 16)).astype(np.float32)
+out = cuflash.flash_attention(q, q, q, causal=True)
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    os._exit(0 if (cuflash.flash_attention(q, q, q, causal=True) == out).all() else 1)
+print(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_child_of_a_busy_parent_may_use_the_emulator() -> None:
+    assert run(FORKED, CUFLASH_NUMPY="emulator").stdout == "0\n"
+
 
 def test_launches_follow_the_current_stream(gpu: Place) -> None:
     """A slow kernel fills q on a non-blocking stream, then attention, then a copy of out: right without a wait."""

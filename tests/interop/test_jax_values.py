@@ -189,3 +189,36 @@ def test_explain_needs_no_gpu() -> None:
     plan = cuflash.explain(*put(sample("bfloat16")), causal=True)
     assert plan.kind == "forward"
     assert plan.launches
+
+
+@pytest.mark.parametrize("cpu", ["reference", "emulator"])
+def test_a_program_that_is_debugged(cpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """debug_nans finds no NaN of ours, not even where rows have no key; without jit the gradients are the same."""
+    monkeypatch.setenv("CUFLASH_JAX_CPU", cpu)
+    q, k, v = put(sample())
+    q = jnp.concatenate([q, q], axis=1)
+
+    def scalar(*xs: Any) -> Any:
+        out, lse = cuflash.flash_attention(*xs, causal=True, return_lse=True)
+        return (out**2).sum() + jnp.where(jnp.isfinite(lse), lse, 0).sum()
+
+    with jax.debug_nans(True):
+        wanted = jax.grad(scalar, (0, 1, 2))(q, k, v)
+    with jax.disable_jit():
+        found = jax.grad(scalar, (0, 1, 2))(q, k, v)
+    for one, other in zip(found, wanted, strict=True):
+        assert_close(one, other, scale=4)
+
+
+@pytest.mark.parametrize("cpu", ["reference", "emulator"])
+def test_an_empty_rows_lse_has_no_gradient_whatever_comes_back(cpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """log(exp(lse)) sends 1 / 0 back to rows without keys: q, k and v hear nothing of it."""
+    monkeypatch.setenv("CUFLASH_JAX_CPU", cpu)
+    q, k, v = put(sample())
+    q = jnp.concatenate([q, q], axis=1)
+
+    def scalar(*xs: Any) -> Any:
+        _, lse = cuflash.flash_attention(*xs, causal=True, return_lse=True)
+        return jnp.log(jnp.exp(lse)).sum()
+
+    assert all(jnp.isfinite(x).all() for x in jax.grad(scalar, (0, 1, 2))(q, k, v))

@@ -10,7 +10,7 @@ from arrays import case, dense, stored
 from oracle import expected
 from places import Place
 
-from cuflash import merge_states
+from cuflash import merge_states, reference
 from cuflash.problem import Keywords
 
 
@@ -56,3 +56,31 @@ def test_lse_has_the_documented_shape(device: Place) -> None:
     assert lse.shape == (2, 3, 70) and lse.dtype == np.float32 and lse.flags.c_contiguous
     rows = np.argsort(device.get(lse)[1, 2])
     assert np.array_equal(rows, np.argsort(expected(arrays)["lse"][1, 2]))
+
+
+def test_pieces_merge_in_any_order() -> None:
+    """Nine parts of the keys, shuffled, from scores whose sums differ by e^30; extremes stay in their places."""
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((1, rows, 2, 16)).astype(np.float32) for rows in (5, 90, 90))
+    k *= np.repeat(rng.uniform(0, 12, 9), 10).astype(np.float32)[None, :, None, None]
+    out, lse = reference.attention(q, k, v)
+    parts = [reference.attention(q, k[:, i : i + 10], v[:, i : i + 10]) for i in rng.permutation(9) * 10]
+    merged = tuple(x.astype(np.float32) for x in parts[0])
+    for part in parts[1:]:
+        merged = merge_states(*merged, *(x.astype(np.float32) for x in part))
+    np.testing.assert_allclose(merged[0], out, atol=1e-5)
+    np.testing.assert_allclose(merged[1], lse, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "share"), [(1e30, -1e30, 1.0), (-1e30, -1e30, 0.5), (-1e5, -np.inf, 1.0), (-np.inf, -np.inf, 0.0)]
+)
+def test_extreme_sums_merge(one: float, other: float, share: float) -> None:
+    """The same either way round, and never NaN."""
+    a, b = (np.full((1, 1, 1, 1), value, np.float32) for value in (1, 3))
+    lse_a, lse_b = (np.full((1, 1, 1), value, np.float32) for value in (one, other))
+    out, lse = merge_states(a, lse_a, b, lse_b)
+    assert out.item() == (0.0 if share == 0 else share + 3 * (1 - share))
+    np.testing.assert_allclose(lse, max(one, other), rtol=1e-5)
+    for found, again in zip(merge_states(b, lse_b, a, lse_a), (out, lse), strict=True):
+        np.testing.assert_array_equal(found, again)

@@ -95,11 +95,11 @@ def test_what_nobody_sees_does_not_leak(device: Place, words: dict[str, Any], hi
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_queries_without_keys_do_not_leak(device: Place, value: float) -> None:
-    """The transpose of the case above: rows that see no key may hold anything, in q and in d_out."""
-    arrays = case(dense(1, 2, 2, 130, 64, 64, dtype="float16"), 2)
-    arrays["q"][:, :66] = arrays["d_out"][:, :66] = 0
+    """The transpose of the case above: rows that see no key may hold anything, in q, d_out and d_lse."""
+    arrays = case(dense(1, 2, 2, 130, 64, 64, dtype="float16"), 2, d_lse=True)
+    arrays["q"][:, :66] = arrays["d_out"][:, :66] = arrays["d_lse"][:, :, :66] = 0
     clean = device.both(arrays, causal=True, deterministic=True)
-    arrays["q"][:, :66] = arrays["d_out"][:, :66] = value
+    arrays["q"][:, :66] = arrays["d_out"][:, :66] = arrays["d_lse"][:, :, :66] = value
     found = device.both(arrays, causal=True, deterministic=True)
     assert_equal_bits(found, clean)
     assert (found["dq"][:, :66] == 0).all() and (found["out"][:, :66] == 0).all()
@@ -168,3 +168,10 @@ def test_rising_position_term_under_a_causal_mask(device: Place, seqlen: int) ->
     assert_right(found, arrays, causal=True)
     exact = expected(arrays, causal=True)
     assert np.abs(exact["out"][0, 200:, 0] - arrays["v"][0, 0, 0].astype(np.float64)).mean() < 1.0
+
+
+def test_the_largest_float16_values(device: Place) -> None:
+    """Sums of 90 values of 65504 overflow float16; their mean does not."""
+    arrays = case(dense(1, 2, 2, 70, 90, 64, dtype="float16"), 4)
+    arrays["v"][...] = 65504
+    assert (device.forward(arrays)["out"] == 65504).all()

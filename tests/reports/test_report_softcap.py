@@ -68,3 +68,12 @@ def test_causal_backward_with_a_cap_returns(gpu: Place) -> None:
 def test_a_small_causal_backward_with_a_cap_returns(device: Place) -> None:
     arrays = case(dense(1, 2, 2, 150, 150, 128), 2)
     assert_right(device.both(arrays, causal=True, softcap=10.0), arrays, causal=True, softcap=10.0)
+
+
+@pytest.mark.parametrize(("cap", "dtype"), [(50.0, "bfloat16"), (1e-3, "float32")])
+def test_scores_far_beyond_the_cap(device: Place, cap: float, dtype: str) -> None:
+    """tanh as a quotient of exponentials is inf / inf once |score / cap| passes 88; here it reaches 10^8."""
+    arrays = case(dense(1, 2, 1, 40, 40, 64, dtype=dtype), 5, std=100.0)
+    found = device.both(arrays, softcap=cap, causal=True)
+    assert all(np.isfinite(array).all() for array in found.values())
+    assert_right(found, arrays, softcap=cap, causal=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arrays import Layout, case, dense, normal, restrided, stored
+from arrays import Layout, case, dense, nans, normal, restrided, stored
 from oracle import assert_equal_bits, assert_right, equal_bits
 from places import Place
 
@@ -114,3 +114,39 @@ def test_inputs_stay_and_outputs_are_new_memory(device: Place) -> None:
 
 def address(array: Any) -> int:
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
+
+
+@pytest.mark.parametrize(("head_dim", "q_heads", "kv_heads"), [(256, 2, 2), (64, 4, 1)])
+def test_slices_of_one_projection(device: Place, head_dim: int, q_heads: int, kv_heads: int) -> None:
+    """q, k and v beside each other in the rows of one array: no stride is what the shape suggests."""
+    packed = normal((2, 40, q_heads + 2 * kv_heads, head_dim), "bfloat16", 7)
+    q, k, v = np.split(packed, [q_heads, q_heads + kv_heads], axis=2)
+    d_out = normal((2, q_heads, 40, head_dim), "bfloat16", 8).transpose(0, 2, 1, 3)
+    arrays = {"q": q, "k": k, "v": v, "d_out": d_out}
+    assert_right(device.both(arrays, causal=True), arrays, causal=True)
+
+
+def test_q_k_and_v_element_by_element(device: Place) -> None:
+    """A projection whose last axis tells q, k and v apart: neighbours lie three elements from each other."""
+    packed = normal((1, 40, 2, 64, 3), "float16", 9)
+    arrays = {name: packed[..., i] for i, name in enumerate("qkv")} | {"d_out": normal((1, 40, 2, 64), "float16", 10)}
+    assert_right(device.both(arrays, causal=True), arrays, causal=True)
+
+
+def test_values_are_a_slice_of_the_keys(device: Place) -> None:
+    """Latent attention: one key head of 192, whose first 128 elements are the values."""
+    k = normal((1, 40, 1, 192), "bfloat16", 11)
+    arrays = {"q": normal((1, 40, 4, 192), "bfloat16", 12), "k": k, "v": k[..., :128]}
+    arrays["d_out"] = normal((1, 40, 4, 128), "bfloat16", 13)
+    assert_right(device.both(arrays, causal=True), arrays, causal=True)
+
+
+def test_a_cache_that_fills_up(device: Place) -> None:
+    """The written part of a longer cache, heads before rows, with NaN where nothing has been written yet."""
+    cache = {name: nans((2, 2, 96, 64), normal((1,), "bfloat16", 0).dtype) for name in "kv"}
+    for length in range(62, 68):
+        for seed, rows in enumerate(cache.values()):
+            rows[:, :, :length] = normal((2, 2, length, 64), "bfloat16", length + 100 * seed)
+        arrays = {name: rows[:, :, :length].transpose(0, 2, 1, 3) for name, rows in cache.items()}
+        arrays["q"] = normal((2, 1, 4, 64), "bfloat16", length)
+        assert_right(device.forward(arrays, causal=True), arrays, causal=True)

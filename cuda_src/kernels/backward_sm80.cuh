@@ -312,7 +312,7 @@ struct BackwardBlock {
   // Whether any query sees a row of the warp's keys. Queries past the end see more by the mask's rule, and 0 * NaN comes
   // of a key that is not finite: one that nobody sees has gradients of zero all the same.
   CUFLASH_DEVICE bool is_seen(int row) const {
-    const int k = first_key + warp_key + row;
+    const int k = ptx::opaque(first_key) + warp_key + row;
     return Mask::kUniform || !Mask::query_range(params.mask, k, k, params.seqlen_q).is_empty();
   }
 

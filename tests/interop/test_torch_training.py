@@ -1,4 +1,4 @@
-"""What training loops do around attention in torch: checkpoints, hooks on saved tensors, inference mode, in-place steps."""
+"""What training loops do around attention in torch: checkpoints, hooks on saved tensors, inference, steps in place."""
 
 from __future__ import annotations
 

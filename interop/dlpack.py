@@ -53,27 +53,33 @@ def from_dlpack(argument: str, array: Any) -> Any:
     """The array as a CuPy or NumPy view.
 
     Raises:
-        ArgumentTypeError: another device, or a dtype that has no DLPack or CuPy name.
+        ArgumentTypeError: another device, a dtype that has no DLPack or CuPy name, or a producer that refuses.
     """
     if isinstance(array, np.ndarray) or type(array).__module__.startswith("cupy."):
         return array  # a result of ours, in a dtype too that DLPack may not name
+    try:
+        return _view(argument, array)
+    except ArgumentTypeError:
+        raise
+    except Exception as error:  # what a producer raises is its own affair; and CuPy or its GPU may be absent
+        rule = f"cannot be exchanged ({type(error).__name__}: {error})"
+        raise ArgumentTypeError(argument, type(array).__name__, rule, "view it as a CuPy array") from error
+
+
+def _view(argument: str, array: Any) -> Any:
     if not hasattr(array, "__dlpack_device__"):
         import cupy
 
         return cupy.asarray(array)  # __cuda_array_interface__, whose stream CuPy honours
     kind, _ = array.__dlpack_device__()
-    if kind not in (*_HOST_DEVICES, *_CUDA_DEVICES):
+    if kind in _HOST_DEVICES:
+        return np.from_dlpack(array)
+    if kind not in _CUDA_DEVICES:
         rule = "must be CUDA or host memory"
         raise ArgumentTypeError(argument, f"DLPack device type {int(kind)}", rule, "copy it to the host or to a GPU")
-    try:
-        if kind in _HOST_DEVICES:
-            return np.from_dlpack(array)
-        import cupy
+    import cupy
 
-        return cupy.from_dlpack(array)
-    except (BufferError, RuntimeError, TypeError) as error:
-        rule = f"cannot be exchanged ({error})"
-        raise ArgumentTypeError(argument, type(array).__name__, rule, "view it as a CuPy array") from error
+    return cupy.from_dlpack(array)
 
 
 def to_like(like: Any, array: Any) -> Any:
@@ -86,7 +92,7 @@ def to_like(like: Any, array: Any) -> Any:
         return array
     try:
         return importer(array)
-    except (BufferError, RuntimeError, TypeError):  # a dtype the library lacks, such as bfloat16
+    except Exception:  # each library has its own error for a dtype that it lacks, such as bfloat16
         return array
 
 

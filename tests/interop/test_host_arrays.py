@@ -121,6 +121,38 @@ def test_devices_without_a_door_are_refused() -> None:
         from_dlpack("q", Exchangeable(np.zeros(3, np.float32), (10, 0)))
 
 
+@pytest.mark.parametrize(
+    "error", [BufferError, ValueError, AttributeError, NotImplementedError], ids=lambda x: x.__name__
+)
+def test_a_producer_that_refuses_is_named(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries differ in what they raise, for a tensor with a gradient for instance; the error names the argument."""
+
+    def refuse(_: Any, **words: Any) -> Any:
+        raise error("not this one")
+
+    monkeypatch.setattr(Exchangeable, "__dlpack__", refuse)
+    with pytest.raises(ArgumentTypeError, match=r"k='Exchangeable' cannot be exchanged .*not this one"):
+        from_dlpack("k", Exchangeable(np.zeros(3, np.float32)))
+
+
+def test_gpu_arrays_without_cupy_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    older = type("Older", (), {"__cuda_array_interface__": {}})()
+    for array in (Exchangeable(np.zeros(3, np.float32), (2, 0)), older):
+        with pytest.raises(ArgumentTypeError, match=r"v='.*' cannot be exchanged .*cupy"):
+            from_dlpack("v", array)
+
+
+@pytest.mark.usefixtures("emulated")
+def test_producers_of_empty_and_strided_arrays() -> None:
+    """No keys (an empty cache), and rows that run backwards, two apart."""
+    arrays = sample()
+    for cut in (slice(0, 0), slice(None, None, -2)):
+        k, v = (arrays[name][:, cut] for name in "kv")
+        out = cuflash.flash_attention(*map(Exchangeable, (arrays["q"], k, v)), **WORDS)
+        assert_close(out, exact({**arrays, "k": k, "v": v}, **WORDS)[0])
+
+
 def test_things_that_are_no_arrays_are_refused() -> None:
     with pytest.raises(ArgumentTypeError, match="must be an array"):
         cuflash.flash_attention([1.0], [1.0], [1.0])

@@ -274,7 +274,7 @@ def test_queries_that_see_nothing_reach_nobody(hopper: Place, deterministic: boo
 @pytest.mark.parametrize("head_dim", [128, 256])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_gradients_are_rounded_no_more_often_than_by_the_other_family(hopper: Place, dtype: str, head_dim: int) -> None:
-    """d(scores) come from probabilities that have not been rounded to the dtype: twice would give 1.2 times the error."""
+    """d(scores) come from probabilities not yet rounded to the dtype: twice would give 1.2 times the error."""
     arrays = with_forward(case(dense(1, 1, 1, 192, 192, head_dim, dtype=dtype), 5))
     exact = expected(arrays)
     other = Place(hopper.name, "sm80") if hopper.is_gpu else Place("emulator")

@@ -22,7 +22,7 @@ __all__ = ["MODES", "Session", "bench_session"]
 MODES = ("fwd", "bwd", "fwdbwd")
 _PROTOCOL = (
     "medians of CUDA events (JAX: wall clock over queued calls) in {rounds} rounds of {budget} ms, each in the reverse "
-    "order of the one before, after warm-up, on normal random data; FLOPs of visible pairs, square causal counted as half"
+    "order of the one before, after warm-up, on normal random data; FLOPs of visible pairs, square causal as half"
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -175,12 +175,13 @@ def test_kernels_are_loaded_on_every_gpu_when_a_call_is_traced(monkeypatch: pyte
         yield
         current[0] = before
 
-    def load(variant: Any, shared_bytes: int) -> Any:
-        loaded.append((current[0], variant.symbol))
-        return SimpleNamespace(kernel=SimpleNamespace(ptr=0x1000))
+    def load_all(kernels: Iterable[tuple[Any, int]]) -> list[Any]:
+        symbols = [variant.symbol for variant, _ in kernels]
+        loaded.extend((current[0], symbol) for symbol in symbols)
+        return [SimpleNamespace(kernel=SimpleNamespace(ptr=0x1000)) for _ in symbols]
 
     monkeypatch.setitem(__import__("sys").modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(Device=device)))
-    monkeypatch.setattr(jit, "load", load)
+    monkeypatch.setattr(jit, "load_all", load_all)
     monkeypatch.setattr(jax_ffi, "gpu_devices", lambda: (0, 1))
     driver = WritingDriver()
     chosen = PythonLauncher(driver)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -90,9 +90,11 @@ def test_a_plan_goes_through_the_compiled_launcher(
     plan = plans()[1]
     handles = {step.variant: 0x2000 + number for number, step in enumerate(plan.launches)}
     driver.param_bytes = {handles[step.variant]: len(step.params) for step in plan.launches}
-    monkeypatch.setattr(
-        jit, "load", lambda variant, shared: SimpleNamespace(kernel=SimpleNamespace(ptr=handles[variant]))
-    )
+
+    def load_all(kernels: Iterable[tuple[Any, int]]) -> list[Any]:
+        return [SimpleNamespace(kernel=SimpleNamespace(ptr=handles[variant])) for variant, _ in kernels]
+
+    monkeypatch.setattr(jit, "load_all", load_all)
     operands = {name: here.ndarray((1,), "float32") for name in operand_names(plan)}
     door.LaunchedBackend().run(plan, operands)
     assert [handle for handle, _, _ in driver.launched] == [handles[step.variant] for step in plan.launches]

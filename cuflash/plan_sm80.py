@@ -43,6 +43,7 @@ def forward(problem: Problem, device: Device) -> Plan:
             ("kCopyBytes", width),
             ("kStoreBytes", store_bytes(out, itemsize)),
             ("kQueryRegisters", tile.query_registers),
+            ("kInHaste", tile.in_haste),
             ("kPartialDims", (head_dim, head_dim_v) != (problem.head_dim, problem.head_dim_v)),
         ),
         params="cuflash::ForwardParams<Config::Mask, Config::Score>",

@@ -39,6 +39,7 @@ class ForwardTile:
     warps: int
     stages: int  # buffers each for keys and values
     query_registers: int = 0  # registers a thread may spend on holding queries
+    in_haste: bool = True  # float32: split by multiplications, and again with care where that made a NaN
 
     @property
     def head_dim_grain(self) -> int:
@@ -116,6 +117,8 @@ class Row(Generic[Tile]):
         )
 
 
+_BLACKWELL = ((10, 0), (10, 3), (12, 0), (12, 1))
+
 # Figures are TFLOP/s on an H200 (bfloat16, or float32 where said), full attention, seqlen 2048 and 8192, against
 # torch's FlashAttention-2 (float32: its memory-efficient kernel) in the same run.
 FORWARD = (
@@ -125,6 +128,7 @@ FORWARD = (
     Row(64, 4, ForwardTile(64, 32, 4, 2), "54; torch 35; 64 keys 59 and twice the code, 128 rows 64 and spill"),
     Row(128, 4, ForwardTile(64, 32, 4, 1), "58; torch 45; 16 keys in two stages 52"),
     Row(256, 4, ForwardTile(64, 16, 4, 2), "not timed; one stage spills there under a window", ((8, 0),)),
+    Row(256, 4, ForwardTile(32, 16, 2, 1, in_haste=False), "not timed; in haste it spills there", _BLACKWELL),
     Row(256, 4, ForwardTile(64, 16, 4, 1), "48; torch 43; 128 rows and 32 keys in 8 warps 54 and spill"),
 )
 

@@ -50,17 +50,10 @@ def variants(
     yield from found
 
 
-# What spills all the same, and the most it may: bytes a thread by (target, kernel, dtype, head_dim). Accumulators fill
-# the registers there, and what the compiler puts away is addresses and positions, under some masks.
-KNOWN_SPILLS = {(target, "forward_sm80", "float32", 256): 176 for target in ("sm_100", "sm_120")}
-
-
 def check_compiles(target: str, variant: Variant) -> None:
     log = jit.compile_cubin(variant, target).log
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill", log)]
-    head_dim = int(dict(variant.fields).get("kHeadDim", 0))
-    allowed = KNOWN_SPILLS.get((target, variant.kernel, variant.dtype.name, head_dim), 0)
-    assert spills and max(spills) <= allowed, log
+    assert spills and not any(spills), log
     assert not re.search(r"C75\d\d|serializ|warning #", log), log
 
 

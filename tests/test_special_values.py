@@ -10,6 +10,8 @@ from arrays import case, dense, normal
 from oracle import assert_right, equal_bits, expected
 from places import Place
 
+from cuflash.architectures import Device
+
 FORMS = pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
 
 
@@ -122,3 +124,16 @@ def test_long_float32_sums_do_not_drift(device: Place, deterministic: bool) -> N
     for name in ("v", "d_out"):
         arrays[name] = abs(arrays[name]) + np.float32(1)
     assert_right(device.both(arrays, deterministic=deterministic), arrays)
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (12, 0)], ids=str)
+@pytest.mark.parametrize("words", [{}, {"causal": True}, {"window": (20, 3)}], ids=str)
+def test_float32_values_on_every_tile_for_wide_heads(capability: tuple[int, int], words: dict[str, object]) -> None:
+    """With an infinite value and without: tiles that split in haste and then with care, and the ones that only take care."""
+    place = Place("emulator", device=Device.emulated(capability))
+    arrays = {name: normal((1, 70, 1, 256), "float32", seed) for seed, name in enumerate("qkv")}
+    assert_right(place.forward(arrays, **words), arrays, **words)
+    arrays["v"][0, 50, 0, 100] = math.inf
+    found, right = place.forward(arrays, **words), expected(arrays, **words)
+    assert np.array_equal(np.isinf(found["out"]), np.isinf(right["out"]))
+    assert not np.isnan(found["out"]).any()

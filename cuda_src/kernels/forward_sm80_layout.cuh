@@ -35,9 +35,9 @@ struct ForwardLayout {
   using Copy = tile::TileCopy<Tile, kThreads, Config::kCopyBytes, Config::kPartialDims>;
 
   // float32 values are split in haste where no block of keys is masked: infinite ones come out NaN.
-  static constexpr bool kInHaste = sizeof(Element) == 4;
+  static constexpr bool kInHaste = sizeof(Element) == 4 && Config::kInHaste;
   template <bool kMasked>
-  static constexpr tile::Values kFactors = kMasked ? tile::Values::kAny : tile::Values::kFinite;
+  static constexpr tile::Values kFactors = kMasked || !Config::kInHaste ? tile::Values::kAny : tile::Values::kFinite;
   static constexpr bool kLooksAtValues = kInHaste || !Config::Mask::kUniform;
 
   // Queries stay in registers where they are few; elsewhere each block of keys reads them anew from shared memory.

@@ -172,7 +172,8 @@ struct BackwardBlock {
     if (kWarpsQ * kTurns < Config::kWarps && warp_col >= kTurns) return;
     tile::Accumulator<kBlockQ / 16 / kWarpsQ, Config::kHeadDim / 8 / kTurns> dq;
     dq.clear();
-    tile::gemm<Element, kBlockK / kDepth, tile::Values::kAny, tile::Chain::kShort>(
+    constexpr int kSteps = kBlockK / kDepth, kUnroll = kCareful ? 1 : kSteps;  // what is rare need not be long
+    tile::gemm<Element, kSteps, tile::Values::kAny, tile::Chain::kShort, kUnroll>(
         dq, tile::Turns<tile::AColumnReader<typename Layout::PairTile>, kWarpsQ>(shared + Layout::kDScores, warp_q),
         tile::guarded<kCareful>(tile::Turns<tile::BColumnReader<typename Layout::KTile>, kTurns>(shared, warp_col)));
 

@@ -129,7 +129,7 @@ def test_long_float32_sums_do_not_drift(device: Place, deterministic: bool) -> N
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (12, 0)], ids=str)
 @pytest.mark.parametrize("words", [{}, {"causal": True}, {"window": (20, 3)}], ids=str)
 def test_float32_values_on_every_tile_for_wide_heads(capability: tuple[int, int], words: dict[str, object]) -> None:
-    """With an infinite value and without: tiles that split in haste and then with care, and the ones that only take care."""
+    """With an infinite value and without: tiles that split in haste and then with care, and tiles of care alone."""
     place = Place("emulator", device=Device.emulated(capability))
     arrays = {name: normal((1, 70, 1, 256), "float32", seed) for seed, name in enumerate("qkv")}
     assert_right(place.forward(arrays, **words), arrays, **words)

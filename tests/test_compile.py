@@ -72,8 +72,8 @@ QUICK += list(variants(sorted(set(TARGETS) - set(FULL_TARGETS)), (Keywords(causa
 FEATURES = (Keywords(), Keywords(causal=True), Keywords(window=(128, 0)), Keywords(softcap=20.0))
 # Where 64 columns used to spill: without dS's way through shared memory, and under scores and masks that need most.
 TIGHT = (*FEATURES[2:], *(words._replace(deterministic=True) for words in FEATURES))
-QUICK += [pair for pair in variants(("sm_90a", "sm_100", "sm_120"), TIGHT, ONE_EACH) if pair not in QUICK]
-WIDE = variants(("sm_80", "sm_90a", "sm_120"), TIGHT[3:5], {"float32": (256,), "bfloat16": (128,)})
+QUICK += [pair for pair in variants(("sm_90a",), TIGHT, ONE_EACH) if pair not in QUICK]
+WIDE = variants(("sm_120",), TIGHT[3:5], {"float32": (256,), "bfloat16": (128,)})
 QUICK += [pair for pair in WIDE if pair not in QUICK]
 FULL = list(variants(TARGETS, (*FEATURES, Keywords(causal=True, deterministic=True))))
 

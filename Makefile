@@ -15,6 +15,9 @@ RUN_EXTRAS  := $(GPU_EXTRA)
 # NVRTC compiles without a GPU, so the tests always want CuPy's binding of it.
 TEST_EXTRAS := test,jax,$(or $(GPU_EXTRA),cuda12)$(if $(WITH_TORCH),$(comma)torch)
 
+TORCH       ?= torch>=2.5,<3
+TORCH_TESTS := $(wildcard tests/interop/test_torch*.py) tests/interop/test_host_arrays.py tests/interop/test_frameworks_page.py
+
 ifeq ($(PY),$(VENV)/bin/python)
 RUN_READY  := $(VENV)/ready-run
 TEST_READY := $(VENV)/ready-test
@@ -23,7 +26,7 @@ endif
 
 INSTALL = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test test-gpu exhaustive lint bench compile minilm wheel wheel-platform dev clean help
+.PHONY: run test test-torch test-gpu exhaustive lint bench compile minilm wheel wheel-platform dev clean help
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -34,6 +37,12 @@ run: $(RUN_READY)  ## checks cuflash on whatever device is here and shows one at
 
 test: $(TEST_READY)  ## everything that needs no GPU (and a small GPU grid where there is one)
 	$(PY) -m pytest -n $(WORKERS) -m "not exhaustive"
+
+test-torch: $(TEST_READY)  ## the tests of torch's door on the CPU, with torch installed beside the rest
+ifeq ($(PY),$(VENV)/bin/python)
+	@$(INSTALL) "$(TORCH)"
+endif
+	$(PY) -m pytest -n $(WORKERS) -m "not gpu and not exhaustive" $(TORCH_TESTS)
 
 test-gpu: $(TEST_READY)  ## the tests that need a GPU
 	$(PY) -m pytest -m "gpu and not exhaustive"

@@ -55,7 +55,7 @@ lint: $(LINT_READY)  ## ruff and mypy
 	$(PY) -m mypy
 
 bench: $(TEST_READY)  ## the grid of docs/performance.md; needs a GPU
-	$(PY) -m cuflash bench --grid fa --json benchmarks/results/latest.json --plot benchmarks/results/latest.png
+	$(PY) -m cuflash bench --grid fa --save benchmarks/results/latest.json --plot benchmarks/results/latest.png
 
 compile: $(TEST_READY)  ## compiles the kernels for every target; needs no GPU
 	$(PY) -m cuflash compile

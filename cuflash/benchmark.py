@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from cuflash.backends import eager_on
-from cuflash.catalog import plans
+from cuflash.catalog import device_here, load_ahead
 from cuflash.dtypes import DTYPES
 from cuflash.eager import Eager
 from cuflash.errors import CuflashError
-from cuflash.jit import load
 from cuflash.peers import contestants
 from cuflash.peers_base import Contestant, Peer
 from cuflash.presets import Shape
@@ -111,7 +107,9 @@ def measure(shapes: Sequence[Shape], peers: Mapping[str, Peer], settings: Settin
     pool, eager = RandomPool(), eager_on("gpu", settings.family)
     largest = sorted(shapes, key=lambda shape: -max(math.prod(extents) for extents in shape.shapes.values()))
     for shape in largest[:1]:
-        _load_ahead(eager, shapes, _arrays(pool, shape), settings)  # the pool too is at its full size from here on
+        _arrays(pool, shape)  # the pool is at its full size from here on
+    kinds = ("fwd",) if settings.modes == ("fwd",) else ("fwd", "bwd")
+    load_ahead(shapes, device_here(None, settings.family), kinds, settings.deterministic)
     for shape in shapes:
         for mode in settings.modes:
             try:
@@ -141,22 +139,6 @@ def summary(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
             mean = math.exp(sum(math.log(ratio) for ratio in ratios) / len(ratios))
             found[mode] = {"points": len(ratios), "geomean": mean, "min": min(ratios), "max": max(ratios)}
     return found
-
-
-def _load_ahead(eager: Eager, shapes: Sequence[Shape], arrays: dict[str, Any], settings: Settings) -> None:
-    """Compiles what the shapes need on all cores; what goes wrong here goes wrong again where it is told."""
-    device = eager.backend.device(arrays)
-    kinds = ("fwd",) if settings.modes == ("fwd",) else ("fwd", "bwd")
-    needed: dict[Any, int] = {}
-    with contextlib.suppress(CuflashError):
-        for shape in shapes:
-            for plan in plans(shape, device, kinds, settings.deterministic):
-                for launch in plan.launches:
-                    needed[launch.variant] = max(launch.shared_bytes, needed.get(launch.variant, 0))
-    with ThreadPoolExecutor(os.cpu_count()) as compilers:
-        for loading in [compilers.submit(load, *job) for job in needed.items()]:
-            with contextlib.suppress(CuflashError):
-                loading.result()
 
 
 def _arrays(pool: RandomPool, shape: Shape) -> dict[str, Any]:

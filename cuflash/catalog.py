@@ -7,13 +7,14 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from cuflash.architectures import ARCHITECTURES, Architecture, Device
 from cuflash.backends import ANY_FAMILY, why_no_gpu
-from cuflash.errors import ArgumentError, CompileError
-from cuflash.jit import compile_cubin
+from cuflash.errors import ArgumentError, CompileError, CuflashError
+from cuflash.jit import compile_cubin, load_all
 from cuflash.plan import Plan, backward_plan, forward_plan
 from cuflash.presets import Shape
 from cuflash.problem import Keywords, Problem, spec_of_contiguous
@@ -25,6 +26,7 @@ __all__ = [
     "compile_one",
     "device_here",
     "device_like",
+    "load_ahead",
     "plans",
     "resources_in",
     "unique_variants",
@@ -99,6 +101,17 @@ def unique_variants(shapes: Iterable[Shape], device: Device, deterministic: bool
         for launch in plan.launches
     )
     return list({launch.variant: None for launch in launches})
+
+
+def load_ahead(shapes: Iterable[Shape], device: Device, modes: Iterable[str], deterministic: bool = False) -> None:
+    """Compiles what the shapes need on this GPU, on all cores; what goes wrong goes wrong again where it is told."""
+    needed: dict[Variant, int] = {}
+    with suppress(CuflashError):
+        for shape in shapes:
+            for launch in (one for plan in plans(shape, device, modes, deterministic) for one in plan.launches):
+                needed[launch.variant] = max(launch.shared_bytes, needed.get(launch.variant, 0))
+    with suppress(CuflashError):
+        load_all(needed.items())
 
 
 def compile_many(jobs: Iterable[tuple[Variant, str]], out: Path | None) -> Iterator[dict[str, Any]]:

@@ -128,7 +128,7 @@ FORWARD = (
     Row(64, 4, ForwardTile(64, 32, 4, 2), "54; torch 35; 64 keys 59 and twice the code, 128 rows 64 and spill"),
     Row(128, 4, ForwardTile(64, 32, 4, 1), "58; torch 45; 16 keys in two stages 52"),
     Row(256, 4, ForwardTile(64, 16, 4, 2), "not timed; one stage spills there under a window", ((8, 0),)),
-    Row(256, 4, ForwardTile(32, 16, 2, 1, in_haste=False), "not timed; in haste it spills there", _BLACKWELL),
+    Row(256, 4, ForwardTile(32, 16, 2, 1, in_haste=False), "not timed; the hasty split spills there", _BLACKWELL),
     Row(256, 4, ForwardTile(64, 16, 4, 1), "48; torch 43; 128 rows and 32 keys in 8 warps 54 and spill"),
 )
 

@@ -94,7 +94,7 @@ def test_a_row_that_failed_stays_in_the_record(monkeypatch: pytest.MonkeyPatch) 
         raise UnsupportedError("q", 1, "has no kernel")
 
     monkeypatch.setattr(benchmark, "_measure_row", refuse)
-    monkeypatch.setattr(benchmark, "_load_ahead", lambda *_: None)
+    monkeypatch.setattr(benchmark, "load_ahead", lambda *_: None)
     monkeypatch.setattr(benchmark, "_arrays", lambda *_: {})
     monkeypatch.setattr(benchmark, "eager_on", lambda *_: None)
     rows = list(benchmark.measure(fa_grid((512,)), {}, benchmark.Settings()))

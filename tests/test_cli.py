@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,17 @@ from cuflash.cli import main
 
 def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+
+
+def makefile_calls() -> list[str]:
+    text = (Path(__file__).resolve().parent.parent / "Makefile").read_text()
+    return re.findall(r"\$\(PY\) -m cuflash (.+)", text)
+
+
+@pytest.mark.parametrize("call", makefile_calls())
+def test_the_makefile_calls_commands_as_they_are(call: str) -> None:
+    name, *arguments = call.split()
+    main.commands[name].make_context(name, arguments).close()  # parses, and runs nothing
 
 
 def test_help_names_every_command() -> None:

@@ -191,12 +191,17 @@ def test_explain_needs_no_gpu() -> None:
     assert plan.launches
 
 
+def with_empty_rows() -> tuple[Any, Any, Any]:
+    """More queries than keys: under a causal mask the first see none."""
+    q, k, v = put(sample())
+    return jnp.concatenate([q, q], axis=1), k, v
+
+
 @pytest.mark.parametrize("cpu", ["reference", "emulator"])
 def test_a_program_that_is_debugged(cpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """debug_nans finds no NaN of ours, not even where rows have no key; without jit the gradients are the same."""
     monkeypatch.setenv("CUFLASH_JAX_CPU", cpu)
-    q, k, v = put(sample())
-    q = jnp.concatenate([q, q], axis=1)
+    q, k, v = with_empty_rows()
 
     def scalar(*xs: Any) -> Any:
         out, lse = cuflash.flash_attention(*xs, causal=True, return_lse=True)
@@ -214,8 +219,7 @@ def test_a_program_that_is_debugged(cpu: str, monkeypatch: pytest.MonkeyPatch) -
 def test_an_empty_rows_lse_has_no_gradient_whatever_comes_back(cpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """log(exp(lse)) sends 1 / 0 back to rows without keys: q, k and v hear nothing of it."""
     monkeypatch.setenv("CUFLASH_JAX_CPU", cpu)
-    q, k, v = put(sample())
-    q = jnp.concatenate([q, q], axis=1)
+    q, k, v = with_empty_rows()
 
     def scalar(*xs: Any) -> Any:
         _, lse = cuflash.flash_attention(*xs, causal=True, return_lse=True)

@@ -43,6 +43,7 @@ class TensorMapSlot:
     box: tuple[int, ...]  # elements
     swizzle: int  # bytes: 0, 32, 64 or 128
     byte_offset: int = 0
+    l2_promotion: int = 128  # bytes that the second-level cache fetches at a time: 0, 64, 128 or 256
 
 
 @dataclass(frozen=True)

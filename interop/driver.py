@@ -18,7 +18,6 @@ from cuflash.interop.words import MAP_BYTES, FlatLaunch, decode
 
 __all__ = ["LaunchConfig", "PythonLauncher"]
 
-_L2_PROMOTION_128B = 2
 _ALIGNMENT = 64  # bytes; what a tensor map asks of its place among the parameters
 _PREPARED_LIMIT, _MAPS_LIMIT = 4096, 1024  # plans, addresses of one operand; a full table starts afresh
 Queue = Callable[[Sequence[int], int], None]  # (addresses of the operands, stream)
@@ -182,7 +181,7 @@ def _patch(params: memoryview, run: Sequence[tuple[int, int, int]]) -> Callable[
 def _encoder(driver: Any, row: Sequence[int]) -> Callable[[int], bytes]:
     """Tensor maps by address; an allocator hands out the same few addresses again and again."""
     known: dict[int, bytes] = {}
-    _, _, _, dtype, rank, swizzle, *rest = row
+    _, _, _, dtype, rank, swizzle, l2_promotion, *rest = row
     dims, strides = ((ctypes.c_uint64 * 5)(*rest[i : i + 5]) for i in (0, 5))
     box, ones = (ctypes.c_uint32 * 5)(*rest[10:15]), (ctypes.c_uint32 * 5)(1, 1, 1, 1, 1)
 
@@ -193,7 +192,7 @@ def _encoder(driver: Any, row: Sequence[int]) -> Callable[[int], bytes]:
             base = ctypes.addressof(storage)
             base += -base % _ALIGNMENT
             where = ctypes.c_void_p(base), dtype, rank, ctypes.c_void_p(address)
-            options = 0, swizzle, _L2_PROMOTION_128B, 0
+            options = 0, swizzle, l2_promotion, 0
             _check("cuTensorMapEncodeTiled", driver.cuTensorMapEncodeTiled(*where, dims, strides, box, ones, *options))
             if len(known) >= _MAPS_LIMIT:
                 known.clear()

@@ -130,14 +130,14 @@ static void *find_kernel(uint64_t key, int device) {
 /* ---- the plan ------------------------------------------------------------------------------------------------- */
 
 enum {
-  kVersion = 1,
+  kVersion = 2,
   kMaxParams = 4096,    /* bytes; the classic limit on kernel parameters */
   kHeaderWords = 4,     /* version, operands, launches, 32-bit words of the workspace to clear */
   kLaunchWords = 9,     /* key, grid, block, shared, cluster, overlap, param bytes, pointers, tensor maps */
   kPointerWords = 3,    /* offset, operand, byte offset */
-  kMapWords = 21,       /* offset, operand, byte offset, dtype, rank, swizzle, dims[5], strides[5], box[5] */
+  kMapWords = 22,       /* offset, operand, byte offset, dtype, rank, swizzle, L2 promotion, dims[5], strides[5],
+                           box[5] */
   kMapBytes = 128,
-  kL2Promotion128B = 2, /* CU_TENSOR_MAP_L2_PROMOTION_L2_128B */
 };
 
 enum { kOk = 0, kInvalid = 3, kMissing = 9, kInternal = 13 }; /* the codes of absl, as XLA numbers them */
@@ -153,13 +153,13 @@ static int encode_map(const int64_t *w, unsigned char *params, void *const *oper
   uint64_t dims[5], strides[5];
   uint32_t box[5], ones[5] = {1, 1, 1, 1, 1};
   for (int axis = 0; axis < 5; ++axis) {
-    dims[axis] = (uint64_t)w[6 + axis];
-    strides[axis] = (uint64_t)w[11 + axis];
-    box[axis] = (uint32_t)w[16 + axis];
+    dims[axis] = (uint64_t)w[7 + axis];
+    strides[axis] = (uint64_t)w[12 + axis];
+    box[axis] = (uint32_t)w[17 + axis];
   }
   if (!encode_tiled) return fail(message, kInternal, "cuflash: the driver has no cuTensorMapEncodeTiled", 0, 0);
   int rc = encode_tiled(params + w[0], (int)w[3], (uint32_t)w[4], (char *)operands[w[1]] + w[2], dims, strides, box,
-                        ones, 0, (int)w[5], kL2Promotion128B, 0);
+                        ones, 0, (int)w[5], (int)w[6], 0);
   return rc ? fail(message, kInternal, "cuflash: cuTensorMapEncodeTiled returned %lld", rc, 0) : kOk;
 }
 

@@ -6,7 +6,8 @@ Layout, all words signed and 64 bits wide:
         key · grid · block · shared bytes · cluster · overlap · param bytes · pointers · tensor maps
         the parameter bytes, padded to whole words
         pointer:     offset · operand · byte offset
-        tensor map:  offset · operand · byte offset · dtype · rank · swizzle · dims[5] · strides in bytes[5] · box[5]
+        tensor map:  offset · operand · byte offset · dtype · rank · swizzle · L2 promotion
+                     dims[5] · strides in bytes[5] · box[5]
 
 An operand is a position in ``operand_names``: inputs, then outputs, then the workspace. A kernel is named by a hash
 of its source and target, never by an address: a program may be cached or exported and run by another process.
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
 
 __all__ = ["VERSION", "FlatLaunch", "FlatPlan", "decode", "encode", "kernel_key", "operand_names"]
 
-VERSION = 1
+VERSION = 2
 MAP_BYTES = 128
 _AXES = 5  # the most a tensor map has
 _MAP_DTYPES = {"float16": 6, "float32": 7, "bfloat16": 9}  # CU_TENSOR_MAP_DATA_TYPE_*
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes -> CU_TENSOR_MAP_SWIZZLE_*
+_L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}  # bytes -> CU_TENSOR_MAP_L2_PROMOTION_*
 
 
 class FlatLaunch(NamedTuple):
@@ -90,7 +92,7 @@ def _launch_words(launch: Launch, names: dict[str, int], key: int) -> list[int]:
 def _map_words(slot: TensorMapSlot) -> list[int]:
     rank = len(slot.dims)
     strides = slot.strides_bytes[-(rank - 1) :] if rank > 1 else ()  # the driver takes no stride for the first axis
-    words = [_MAP_DTYPES[slot.dtype], rank, _SWIZZLES[slot.swizzle]]
+    words = [_MAP_DTYPES[slot.dtype], rank, _SWIZZLES[slot.swizzle], _L2_PROMOTIONS[slot.l2_promotion]]
     for row in (slot.dims, strides, slot.box):
         words += [*row, *[0] * (_AXES - len(row))]
     return words
@@ -130,7 +132,7 @@ def _read_launch(words: Sequence[int], at: int) -> tuple[FlatLaunch, int]:
     params = np.asarray(words[at : at + param_words], np.int64).tobytes()[:param_bytes]
     at += param_words
     pointers, at = _rows(words, at, num_pointers, 3)
-    tensor_maps, at = _rows(words, at, num_maps, 6 + 3 * _AXES)
+    tensor_maps, at = _rows(words, at, num_maps, 7 + 3 * _AXES)
     return FlatLaunch(key, grid, block, shared_bytes, cluster, overlap, params, pointers, tensor_maps), at
 
 

@@ -34,13 +34,14 @@ def test_what_it_does_not_take_it_says(reason: str, edit: Callable[[dict[str, Ar
     assert reason in answer
 
 
-def decode(batch: int, heads: tuple[int, int] = (32, 8), **words: Any) -> Plan:
+def decode(batch: int, heads: tuple[int, int] = (32, 8), alibi: bool = False, **words: Any) -> Plan:
     """One query against 8192 keys."""
     specs = [
         spec_of_contiguous((batch, rows, count, 128), "bfloat16")
         for rows, count in ((1, heads[0]), (8192, heads[1]), (8192, heads[1]))
     ]
-    made = plan_sm90.forward(Problem.forward(*specs, Keywords(**words)), H200)
+    slopes = spec_of_contiguous(heads[:1], "float32") if alibi else None
+    made = plan_sm90.forward(Problem.forward(*specs, Keywords(**words), alibi_slopes=slopes), H200)
     assert isinstance(made, Plan)
     return made
 
@@ -55,6 +56,15 @@ def test_keys_are_split_while_multiprocessors_are_idle() -> None:
 
 def test_the_parts_are_put_together_by_a_kernel_that_starts_early_and_waits() -> None:
     assert [launch.overlap for launch in decode(1).launches] == [False, True]
+
+
+def test_keys_that_are_read_once_are_fetched_in_smaller_pieces() -> None:
+    """Neither by several tiles of queries, nor by several heads that are not packed into one."""
+    many = plan(arrays_of(300, heads=2))
+    assert isinstance(many, Plan)
+    unpacked = decode(1, alibi=True)
+    found = [made.launches[0].tensor_maps for made in (decode(1), decode(16), many, unpacked)]
+    assert [[slot.l2_promotion for slot in maps] for maps in found] == [[128] * 3] * 2 + [[256] * 3] * 2
 
 
 def test_batch_invariant_never_splits() -> None:

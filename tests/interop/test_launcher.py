@@ -123,13 +123,13 @@ def test_kernels_overlap_on_streams_but_not_in_graphs(pair: Any) -> None:
 def test_tensor_maps_are_encoded_where_the_kernel_looks(pair: Any) -> None:
     launcher, driver = pair
     base = plans()[0]
-    slot = TensorMapSlot(64, "k", "float16", (16, 40), (128,), (16, 64), 128, byte_offset=32)
+    slot = TensorMapSlot(64, "k", "float16", (16, 40), (128,), (16, 64), 128, byte_offset=32, l2_promotion=256)
     launch = Launch(base.launches[0].variant, 3, 128, 1024, bytes(192), (Pointer(0, "q"),), (slot,))
     plan = Plan("forward", base.problem, base.device, (launch,), ("q", "k"), ())
     register(launcher, driver, plan)
     launcher.prepare(encode(plan, "sm_80"))([0x1000, 0x2000], 0, 0)
     params = driver.launched[0][2]
-    assert np.frombuffer(params[64:96], np.int64).tolist() == [6, 2, 0x2020, 2]
+    assert np.frombuffer(params[64:96], np.int64).tolist() == [6, 2, 0x2020, 3]
     assert int.from_bytes(params[:8], "little") == 0x1000
 
 

@@ -39,12 +39,12 @@ def test_a_plan_survives_being_flattened(plan: Plan) -> None:
 
 def test_tensor_maps_are_padded_to_five_axes() -> None:
     plan = plans()[0]
-    slot = TensorMapSlot(64, "q", "bfloat16", (16, 40, 8), (128, 5120), (16, 64, 1), 32, byte_offset=256)
+    slot = TensorMapSlot(64, "q", "bfloat16", (16, 40, 8), (128, 5120), (16, 64, 1), 32, 256, l2_promotion=256)
     launch = Launch(plan.launches[0].variant, 3, 128, 1024, bytes(192), (Pointer(0, "out"),), (slot,))
     flat = decode(encode(Plan("forward", plan.problem, plan.device, (launch,), plan.inputs, plan.outputs), "sm_90a"))
     (row,) = flat.launches[0].tensor_maps
-    assert row[:6] == (64, 0, 256, 9, 3, 1)
-    assert row[6:] == (16, 40, 8, 0, 0, 128, 5120, 0, 0, 0, 16, 64, 1, 0, 0)
+    assert row[:7] == (64, 0, 256, 9, 3, 1, 3)
+    assert row[7:] == (16, 40, 8, 0, 0, 128, 5120, 0, 0, 0, 16, 64, 1, 0, 0)
 
 
 def test_a_workspace_that_starts_at_zero_is_cleared_by_the_launcher_unless_the_caller_does() -> None:

@@ -89,8 +89,9 @@ def check(device: str, preset: str, scope: str | None, family: str, as_json: boo
     help="Ratios to cuDNN that stand for peers not installed.",
 )
 @click.option("--accuracy", is_flag=True, help="Distances from float64 instead of times.")
+@click.option("--draws", type=click.IntRange(1), default=8, show_default=True, help="Sets of inputs for --accuracy.")
 @click.option("--deterministic", is_flag=True, help="Time the deterministic gradients.")
-@click.option("--rounds", default=2, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--budget", default=20.0, show_default=True, help="Milliseconds a contestant gets in each round.")
 @click.option("--save", type=FILE, default=None, help="Write the JSON record here.")
 @click.option("--plot", "picture", type=FILE, default=None, help="Write a picture here.")
@@ -104,8 +105,9 @@ def bench(preset: str | None, grid: str | None, head_dims: tuple[int, ...], as_j
         raise click.ClickException(f"a benchmark needs a GPU: {why}")
     from cuflash.session import bench_session
 
+    draws = given.pop("draws")
     if given.pop("accuracy"):
-        accuracy(preset, head_dims, as_json, given["peers"], given["family"], given["save"])
+        accuracy(preset, head_dims, as_json, given["peers"], given["family"], draws, given["save"])
         return
     shapes = preset_shapes(preset) if preset else GRIDS[grid or "fa"]()
     shapes = tuple(shape for shape in shapes if not head_dims or shape.head_dim in head_dims)
@@ -116,7 +118,9 @@ def bench(preset: str | None, grid: str | None, head_dims: tuple[int, ...], as_j
     sys.exit(any(row.failure for row in session.rows))
 
 
-def accuracy(preset: str | None, head_dims: tuple[int, ...], as_json: bool, peers: str, family: str, save: Any) -> None:
+def accuracy(
+    preset: str | None, head_dims: tuple[int, ...], as_json: bool, peers: str, family: str, draws: int, save: Any
+) -> None:
     """`bench --accuracy`."""
     from cuflash.accuracy import accuracy_shapes, run
     from cuflash.tables import accuracy_table
@@ -125,7 +129,7 @@ def accuracy(preset: str | None, head_dims: tuple[int, ...], as_json: bool, peer
     shapes = [shape for shape in shapes if not head_dims or shape.head_dim in head_dims]
     bar, task = progress(len(shapes), "comparing")
     with bar:
-        record = run(shapes, peers, family, save, lambda: bar.advance(task))
+        record = run(shapes, peers, family, draws, save, lambda: bar.advance(task))
     emit(record) if as_json else console.print(accuracy_table(record))
 
 

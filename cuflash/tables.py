@@ -118,6 +118,7 @@ def accuracy_table(record: Mapping[str, Any]) -> Table:
     for row in record["rows"]:
         peers = (f"{row['peers'][name]:.2e}" if name in row["peers"] else "–" for name in names)
         ratio = f"{row['ratio']:.3f}" if row["ratio"] else ""
+        ratio += f" ± {row['uncertainty']:.3f}" if row["uncertainty"] else ""
         table.add_row(row["shape"], row["distribution"], row["result"], f"{row['cuflash']:.2e}", *peers, ratio)
     return table
 

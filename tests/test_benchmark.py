@@ -188,9 +188,10 @@ def test_accuracy_is_a_distance_from_float64_on_the_same_inputs() -> None:
             return peers_base.Contestant(self.name, lambda: reference.attention_backward(d_out, q, k, v, **words))
 
     shapes = [shape.reduced(64, 1) for shape in accuracy.accuracy_shapes() if shape.head_dim == 64 and shape.causal]
-    rows = list(accuracy.measure(shapes, {"unfused": Unfused()}, eager_on("emulator"), np.asarray))
+    rows = list(accuracy.measure(shapes, {"unfused": Unfused()}, eager_on("emulator"), np.asarray, draws=2))
     assert [row.result for row in rows] == ["out", "dq", "dk", "dv"] * 4
     assert all(0 < row.cuflash < 2 * row.peers["unfused"] and row.ratio for row in rows)
+    assert all(row.uncertainty and row.uncertainty < 1 and len(row.squares["cuflash"]) == 2 for row in rows)
     record = {"card": "none", "peer_versions": {"unfused": "0"}, "rows": [row.as_dict() for row in rows]}
     assert json.loads(json.dumps(record)) == record
     assert tables.accuracy_table(record).row_count == len(rows)

@@ -38,6 +38,7 @@ class Settings:
     budget_ms: float = 20.0  # of each contestant in each round
     rounds: int = 2
     recorded: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    peak: float | None = None  # TFLOP/s that 16-bit inputs cannot pass on this card
 
 
 @dataclass(frozen=True)
@@ -164,9 +165,21 @@ def _measure_row(
             contestant.measure(settings.budget_ms)
         order.reverse()  # who comes after a slow, cool one meets a higher clock
     figures = {one.name: _figure(shape, mode, one.milliseconds) for one in (own, *others)}
-    mine = figures.pop(own.name)
+    refused |= drop_impossible(figures, settings.peak if shape.dtype != "float32" else None)
+    mine = figures.pop(own.name, Figure(math.nan, math.nan, math.nan))
     best, best_ms = _best(shape, mode, figures, settings.recorded)
     return Row(shape, mode, mine, kernels, figures, refused, best, best_ms, best_ms / mine.ms)
+
+
+def drop_impossible(figures: dict[str, Figure], peak: float | None) -> dict[str, str]:
+    """Takes out what no tensor core can have computed in its time, however right the values, and says so."""
+    above = {name: figure.tflops for name, figure in figures.items() if peak and figure.tflops > peak}
+    for name in above:
+        del figures[name]
+    return {
+        name: f"{tflops:.0f} TFLOP/s: the tensor cores have {peak:.0f} at the highest clock; not all of it was timed"
+        for name, tflops in above.items()
+    }
 
 
 def _own(

@@ -78,7 +78,8 @@ def bench_session(
         raise KeyError(f"no mode {', '.join(unknown)}; there are: {', '.join(MODES)}")
     present, absent = chosen(peers)
     ratios = read_recorded(recorded) if recorded else {}
-    settings = Settings(modes, family, deterministic, budget, rounds, ratios)
+    peak = timing.tensor_peak()
+    settings = Settings(modes, family, deterministic, budget, rounds, ratios, peak)
     base = {
         **circumstances(),
         "peer_versions": {name: peer.version() for name, peer in present.items()},
@@ -86,6 +87,7 @@ def bench_session(
         "machine": {
             "matmul_tflops": matmul_peak((peers_torch.product, timing.product)),
             "copy_gbytes": copy_bandwidth(),
+            "highest_tflops": peak,
         },
         "protocol": _PROTOCOL.format(rounds=rounds, budget=budget),
         "recorded": json.loads(recorded.read_text())["how"] if recorded else "",

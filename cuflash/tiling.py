@@ -126,6 +126,7 @@ FORWARD = (
     Row(128, 2, ForwardTile(128, 48, 4, 2), "380, 397; torch 336, 353; 64 keys spill, 32 keys 365, 387"),
     Row(256, 2, ForwardTile(64, 64, 4, 1), "295, 317; torch 291, 319; 128 rows in 8 warps 278, 303"),
     Row(64, 4, ForwardTile(64, 32, 4, 2), "54; torch 35; 64 keys 59 and twice the code, 128 rows 64 and spill"),
+    Row(128, 4, ForwardTile(128, 32, 8, 1), "not timed; 64 rows spill there under a window", ((8, 0),)),
     Row(128, 4, ForwardTile(64, 32, 4, 1), "58; torch 45; 16 keys in two stages 52"),
     Row(256, 4, ForwardTile(64, 16, 4, 2), "not timed; one stage spills there under a window", ((8, 0),)),
     Row(256, 4, ForwardTile(32, 16, 2, 1, in_haste=False), "not timed; the hasty split spills there", _BLACKWELL),

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from cuflash.prediction import TENSOR_FLOPS
 from cuflash.presets import Shape
 
-__all__ = ["copy_bandwidth", "event_times", "flops", "matmul_peak", "min_bytes", "product", "wall_times"]
+__all__ = ["copy_bandwidth", "event_times", "flops", "matmul_peak", "min_bytes", "product", "tensor_peak", "wall_times"]
 
 Call = Callable[[], Any]
 
@@ -84,6 +85,17 @@ def matmul_peak(makers: Iterable[Callable[[int], Call]], size: int = 8192, budge
         except Exception:  # a missing cuBLAS, torch or dtype: the next one may have it
             continue
     return None
+
+
+def tensor_peak() -> float | None:
+    """TFLOP/s of this GPU's tensor cores on 16-bit inputs at the highest clock; None where their rate is not known."""
+    import cupy
+
+    device = cupy.cuda.Device()
+    if device.compute_capability != "90":
+        return None
+    hertz = 1e3 * device.attributes["ClockRate"]
+    return float(TENSOR_FLOPS * device.attributes["MultiProcessorCount"] * hertz / 1e12)
 
 
 def copy_bandwidth(gibibytes: float = 1.0, budget_ms: float = 30.0) -> float | None:

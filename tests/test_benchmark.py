@@ -123,6 +123,15 @@ def test_a_peer_that_refuses_leaves_its_reason() -> None:
     assert [one.name for one in peers.contestants({"grumpy": Grumpy()}, {}, plain, "fwd")[0]] == ["grumpy"]
 
 
+def test_a_time_that_no_tensor_core_can_reach_does_not_compete() -> None:
+    figures = {name: benchmark.Figure(1.0, tflops, 1.0) for name, tflops in (("cuflash", 800.0), ("fa3", 1167.0))}
+    assert benchmark.drop_impossible(figures, None) == {}
+    refused = benchmark.drop_impossible(figures, 1070.0)
+    assert list(figures) == ["cuflash"]
+    assert list(refused) == ["fa3"]
+    assert refused["fa3"].startswith("1167 TFLOP/s: the tensor cores have 1070 at the highest clock")
+
+
 @pytest.mark.parametrize(
     "answer", [np.ones((2, 3)), np.full((2, 3), np.nan), np.zeros((3, 2))], ids=["values", "NaN", "shape"]
 )

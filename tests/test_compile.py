@@ -50,16 +50,10 @@ def variants(
     yield from found
 
 
-# What spills all the same, and the most it may: bytes a thread by (target, kernel, dtype, head_dim). An address under a
-# window; tiles without it take an eighth longer everywhere.
-KNOWN_SPILLS = {("sm_80", "forward_sm80", "float32", 128): 4}
-
-
 def check_compiles(target: str, variant: Variant) -> None:
     log = jit.compile_cubin(variant, target).log
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill", log)]
-    head_dim = int(dict(variant.fields).get("kHeadDim", 0))
-    assert spills and max(spills) <= KNOWN_SPILLS.get((target, variant.kernel, variant.dtype.name, head_dim), 0), log
+    assert spills and not any(spills), log
     assert not re.search(r"C75\d\d|serializ|warning #", log), log
 
 

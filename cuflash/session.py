@@ -21,8 +21,8 @@ __all__ = ["MODES", "Session", "bench_session"]
 
 MODES = ("fwd", "bwd", "fwdbwd")
 _PROTOCOL = (
-    "medians of CUDA events (JAX: wall clock over queued calls) in {rounds} rounds of {budget} ms, each in the reverse "
-    "order of the one before, after warm-up, on normal random data; FLOPs of visible pairs, square causal as half"
+    "medians of CUDA events (JAX: wall clock over queued calls), {rounds} times {budget} ms, in turns whose orders let "
+    "everyone come after everyone else equally often; normal random data; FLOPs of visible pairs, square causal as half"
 )
 
 

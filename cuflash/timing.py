@@ -14,7 +14,7 @@ __all__ = ["copy_bandwidth", "event_times", "flops", "matmul_peak", "min_bytes",
 
 Call = Callable[[], Any]
 
-_MIN_CALLS, _MAX_CALLS = 5, 200
+_MIN_CALLS, _MAX_CALLS = 3, 200
 
 
 def flops(shape: Shape, mode: str) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,19 @@ def test_a_peer_that_refuses_leaves_its_reason() -> None:
     capped, plain = Shape("a", 1, 1, 64, 8, 8, softcap=5.0), Shape("b", 1, 1, 64, 8, 8)
     assert peers.contestants({"grumpy": Grumpy()}, {}, capped, "fwd") == ([], {"grumpy": "ValueError: has no softcap"})
     assert [one.name for one in peers.contestants({"grumpy": Grumpy()}, {}, plain, "fwd")[0]] == ["grumpy"]
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_everyone_is_timed_after_everyone_equally_often(count: int) -> None:
+    """A contestant heats or cools the card for whoever comes next."""
+    orders = benchmark.balanced_orders(count)
+    assert all(sorted(order) == list(range(count)) for order in orders)
+    places = Counter((number, place) for order in orders for place, number in enumerate(order))
+    followers = Counter(pair for order in orders for pair in pairwise(order))
+    assert len(places) == count * count
+    assert len(followers) == count * (count - 1)
+    assert len(set(places.values())) == 1
+    assert len(set(followers.values())) <= 1
 
 
 def test_a_time_that_no_tensor_core_can_reach_does_not_compete() -> None:

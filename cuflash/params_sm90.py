@@ -12,7 +12,7 @@ from cuflash.scores import Score
 
 __all__ = ["COMBINE", "TENSOR_MAPS", "forward_sm90_params_dtype"]
 
-TENSOR_MAPS = ("q_map", "k_map", "v_map")
+TENSOR_MAPS = ("q_map", "k_map", "v_map", "out_map")
 _TENSOR_MAP = np.dtype((np.void, 128))
 _ALIGNMENT = 64  # bytes: of a tensor map, so of the struct that begins with one
 _INTEGERS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,11 @@ class Peer(ABC):
 
     def version(self) -> str:
         return str(getattr(importlib.import_module(self.module.split(".")[0]), "__version__", "unknown"))
+
+    def poison(self, results: Sequence[Any]) -> None:
+        """Leaves NaN in free memory of the size of results: a peer that writes less than all of them must not find the
+        rest there, left by another one. Nothing here: who has an allocator of its own says how."""
+        return
 
     @abstractmethod
     def prepare(self, arrays: Mapping[str, Any], shape: Shape, mode: str) -> Contestant:

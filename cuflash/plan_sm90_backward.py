@@ -11,16 +11,16 @@ from cuflash.params import pack
 from cuflash.params_sm90_backward import TENSOR_MAPS, backward_sm90_params
 from cuflash.plan import Launch, Output, Plan
 from cuflash.plan_sm80 import softmax_values
-from cuflash.plan_sm90 import tensor_map_slot, unaddressable
+from cuflash.plan_sm90_maps import tensor_map_slot, unaddressable
 from cuflash.problem import Problem
 from cuflash.shape_sm90_backward import BackwardShape, finish, fused_fields, prepare
+from cuflash.tiling_sm90 import STORE_ROWS
 from cuflash.tiling_sm90_backward import DkdvTile, DqTile, FusedTile, dkdv_tile, fused_tile, padded_head_dim
 from cuflash.variant import Constant
 
 __all__ = ["backward", "backward_with_tile"]
 
 WARPGROUP_THREADS = 128
-STORE_ROWS = 16  # rows that one warp sends to a gradient at once
 SECTION_BYTES = 32 * 2**20  # of what the heads of a section share in L2: half of an H200's 60 MB
 OVERLAP_LENGTH = 1024  # two kernels, head_dim 256: 220 against 216 causal and 367 against 351 full at 512
 ORDERED_HEADS = 16  # side by side, though they fill more than L2: 542 against 511 with 4 heads (128 causal at 8k)

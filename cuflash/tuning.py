@@ -61,7 +61,7 @@ def neighbours(tile: TileSm90, problem: Problem, device: Device) -> list[TileSm9
         dim_v = -(-problem.head_dim_v // 16) * 16
         registers = other.block_k // 2 + other.block_k // 4 + dim_v // 2
         fits = shared_bytes(other, problem.head_dim, problem.head_dim_v) <= device.shared_limit
-        fits = fits and other.block_q % group == 0  # packed heads share whole tiles
+        fits = fits and other.box_q % group == 0  # packed heads share whole boxes
         if fits and registers <= ACCUMULATORS[other.warpgroups] and other != tile:
             found.append(other)
     return found

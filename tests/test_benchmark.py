@@ -147,6 +147,24 @@ def test_a_time_that_no_tensor_core_can_reach_does_not_compete() -> None:
     assert refused["fa3"].startswith("1167 TFLOP/s: the tensor cores have 1070 at the highest clock")
 
 
+def test_a_peer_cannot_live_on_what_another_one_left() -> None:
+    """Its memory is poisoned before it is asked: what it does not write is NaN and not somebody else's answer."""
+
+    class Lazy(peers_base.Peer):
+        name = "lazy"
+        memory = np.ones(4)
+
+        def poison(self, results: Any) -> None:
+            self.memory[:] = np.nan
+
+        def prepare(self, arrays: object, shape: Shape, mode: str) -> peers_base.Contestant:
+            return peers_base.Contestant(self.name, lambda: self.memory)
+
+    ready, refused = peers.contestants({"lazy": Lazy()}, {}, Shape("a", 1, 1, 64, 8, 8), "fwd", [np.ones(4)])
+    assert ready == []
+    assert "computes something else" in refused["lazy"]
+
+
 @pytest.mark.parametrize(
     "answer", [np.ones((2, 3)), np.full((2, 3), np.nan), np.zeros((3, 2))], ids=["values", "NaN", "shape"]
 )

@@ -25,9 +25,9 @@ struct ForwardSm90Consumer {
   typename F::Shared shared;
   int warpgroup;    // 0 to kWarpgroups - 1
   bool is_speaker;  // one thread of the warpgroup releases stages
-  typename F::QRing::Position q_at;
-  typename F::KRing::Position k_at;
-  typename F::VRing::Position v_at;
+  typename F::KRing::Position k_at = {};
+  typename F::VRing::Position v_at = {};
+  uint32_t number = 0;  // of the tile, from which the place of its queries follows
 
   // One tile in the form of Config::kBase. Returns whether this warp refuses its result.
   CUFLASH_DEVICE bool run_tile(const WorkItem& work) {
@@ -38,12 +38,12 @@ struct ForwardSm90Consumer {
 #pragma unroll
     for (float& value : out) value = 0.0f;
     skip_blocks(view.tile.end - view.mine.end);
-    shared.q.wait_full(q_at);
-    const uint32_t q_rows_smem = shared.q.stage(q_at) + warpgroup * tile::kWarpgroupRows * tile::kSlabRowBytes;
-    first_block(view, q_rows_smem, rows, probs);
+    shared.q.wait_full(queries_at());
+    const uint32_t q_smem = queries();
+    first_block(view, q_smem, rows, probs);
 #pragma unroll 1
     for (int block = view.mine.end - 2; block >= view.mine.begin; --block) {
-      next_block(view, q_rows_smem, block, rows, out, probs);
+      next_block(view, q_smem, block, rows, out, probs);
     }
     shared.v.wait_full(v_at);
     tile::start_output<Element, F::kBlockK, F::kHeadDimV>(out, probs, shared.v.stage(v_at));
@@ -51,22 +51,22 @@ struct ForwardSm90Consumer {
     ptx::wgmma_touch(out);
     release(shared.v, v_at);
     if constexpr (kBase == Base::kOptimistic) tile::scale_rows(out, rows.pending);
-    q_at.advance();
     if constexpr (F::Mask::kHasLowerEdge) skip_blocks(view.mine.begin - view.tile.begin);
-    return view.template finish<false>(out, rows.base, rows.sum, rows.is_lost);
+    const int warp = ptx::thread_index() / 32 - 4;
+    return view.template finish<false>(out, rows.base, rows.sum, rows.is_lost, F::way_out(shared, warp));
   }
 
   // The block visited first: nothing to overlap with yet, and its maximum is always exact.
-  CUFLASH_DEVICE void first_block(const View& view, uint32_t q_rows_smem, RowStats& rows,
+  CUFLASH_DEVICE void first_block(const View& view, uint32_t q_smem, RowStats& rows,
                                   uint32_t (&probs)[F::kBlockK / 4]) {
     float scores[F::kBlockK / 2], block_sum[2], largest[2], rescale[2];
     const int block = view.mine.end - 1;
     shared.k.wait_full(k_at);
-    tile::start_scores<Element, F::kBlockQ, F::kBlockK, F::kHeadDim>(scores, q_rows_smem, shared.k.stage(k_at));
+    tile::start_scores<Element, F::kBlockQ / F::kQParts, F::kBlockK, F::kHeadDim>(scores, q_smem, shared.k.stage(k_at));
     ptx::wgmma_wait<0>();
     ptx::wgmma_touch(scores);
     release(shared.k, k_at);
-    if (is_speaker && block == view.mine.begin) shared.q.release(q_at);
+    if (is_speaker && block == view.mine.begin) shared.q.release(queries_at());
     view.apply_score(scores, block);
     if (view.is_boundary(block)) view.mask_scores(scores, block);
     raise_base(scores, params.softmax_unit, rows, rescale);
@@ -77,19 +77,19 @@ struct ForwardSm90Consumer {
   }
 
   // Scores of this block and outputs of the one before it, both in flight at once.
-  CUFLASH_DEVICE void next_block(const View& view, uint32_t q_rows_smem, int block, RowStats& rows,
+  CUFLASH_DEVICE void next_block(const View& view, uint32_t q_smem, int block, RowStats& rows,
                                  float (&out)[F::kHeadDimV / 2], uint32_t (&probs)[F::kBlockK / 4]) {
     float scores[F::kBlockK / 2], block_sum[2], largest[2];
     shared.k.wait_full(k_at);
     take_turn();
-    tile::start_scores<Element, F::kBlockQ, F::kBlockK, F::kHeadDim>(scores, q_rows_smem, shared.k.stage(k_at));
+    tile::start_scores<Element, F::kBlockQ / F::kQParts, F::kBlockK, F::kHeadDim>(scores, q_smem, shared.k.stage(k_at));
     shared.v.wait_full(v_at);
     tile::start_output<Element, F::kBlockK, F::kHeadDimV>(out, probs, shared.v.stage(v_at));
     give_turn();
     ptx::wgmma_wait<1>();  // the scores are there; the product of the block before may still run
     ptx::wgmma_touch(scores);
     release(shared.k, k_at);
-    if (is_speaker && block == view.mine.begin) shared.q.release(q_at);
+    if (is_speaker && block == view.mine.begin) shared.q.release(queries_at());
     view.apply_score(scores, block);
     float rescale[2] = {rows.pending[0], rows.pending[1]};
     const bool is_exact = kLoopHasBoundary && (kBase == Base::kPlain || view.is_boundary(block) || block == view.mine.end - 2);
@@ -147,6 +147,14 @@ struct ForwardSm90Consumer {
         give_turn();
       }
     }
+  }
+
+  CUFLASH_DEVICE typename F::QRing::Position queries_at() const {
+    return F::queries_at(number, F::kQParts == 1 ? 0 : warpgroup);
+  }
+  // Address of this warpgroup's rows.
+  CUFLASH_DEVICE uint32_t queries() const {
+    return shared.q.stage(queries_at()) + (F::kQParts == 1 ? warpgroup * tile::kWarpgroupRows * tile::kSlabRowBytes : 0);
   }
 
   template <class Ring>

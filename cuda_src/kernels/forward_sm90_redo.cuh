@@ -19,21 +19,18 @@ struct ForwardSm90Redo {
 
   Consumer& consumer;
   const View view;
-  uint32_t q_rows_smem;
+  const uint32_t q_smem;
   float largest[2] = {-ptx::kInfinity, -ptx::kInfinity};  // of the scores so far, not scaled
   float sum[2] = {0.0f, 0.0f};
 
   CUFLASH_DEVICE ForwardSm90Redo(Consumer& consumer, const WorkItem& work)
-      : consumer(consumer), view(consumer.params, work, consumer.warpgroup) {
-    q_rows_smem = consumer.shared.q.stage(consumer.q_at) +
-                  consumer.warpgroup * tile::kWarpgroupRows * tile::kSlabRowBytes;
-  }
+      : consumer(consumer), view(consumer.params, work, consumer.warpgroup), q_smem(consumer.queries()) {}
 
   CUFLASH_DEVICE void run() {
     float out[F::kHeadDimV / 2];
 #pragma unroll
     for (float& value : out) value = 0.0f;
-    consumer.shared.q.wait_full(consumer.q_at);
+    consumer.shared.q.wait_full(consumer.queries_at());
     int block = view.tile.end - 1;
     if constexpr (F::Mask::kUniform) {
 #pragma unroll 1
@@ -48,10 +45,13 @@ struct ForwardSm90Redo {
         for (; block >= view.tile.begin && !view.is_boundary(block); --block) clear_block(out, block);
       }
     }
-    if (consumer.is_speaker) consumer.shared.q.release(consumer.q_at);
-    consumer.q_at.advance();
+    if (consumer.is_speaker) consumer.shared.q.release(consumer.queries_at());
     const float base[2] = {largest[0] * consumer.params.softmax_unit, largest[1] * consumer.params.softmax_unit};
-    view.template finish<true>(out, base, sum, false);
+    if constexpr (F::kOutSlabs > 0) {
+      if (ptx::lane_index() == 0) ptx::bulk_wait<0>();  // what the quick form sent has arrived, and is overwritten
+      ptx::sync_warp();
+    }
+    view.template finish<true>(out, base, sum, false, 0);
   }
 
   CUFLASH_DEVICE void clear_block(float (&out)[F::kHeadDimV / 2], int block) {
@@ -83,7 +83,7 @@ struct ForwardSm90Redo {
   CUFLASH_DEVICE void find_probs(float (&scores)[F::kBlockK / 2], float (&out)[F::kHeadDimV / 2], int block) {
     const float unit = consumer.params.softmax_unit;
     consumer.shared.k.wait_full(consumer.k_at);
-    tile::start_scores<Element, F::kBlockQ, F::kBlockK, F::kHeadDim>(scores, q_rows_smem,
+    tile::start_scores<Element, F::kBlockQ / F::kQParts, F::kBlockK, F::kHeadDim>(scores, q_smem,
                                                                      consumer.shared.k.stage(consumer.k_at));
     ptx::wgmma_wait<0>();
     ptx::wgmma_touch(scores);

@@ -5,6 +5,7 @@
 #include "attention/params_sm90.cuh"
 #include "kernels/schedule_sm90.cuh"
 #include "tile/pipeline.cuh"
+#include "tile/tensor_store.cuh"
 #include "tile/warpgroup_gemm.cuh"
 
 namespace cuflash {
@@ -40,13 +41,20 @@ struct ForwardSm90 {
   static constexpr int kProducerRegisters = kWarpgroups <= 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kWarpgroups <= 2 ? 232 : kWarpgroups == 3 ? 160 : 112;
 
-  using QTile = tile::SlabTile<kBlockQ, kHeadDim>;
+  // Where the next queries have no stage of their own, each warpgroup's are a part by themselves: whoever needs no more
+  // of them gets the next ones at once, and waits for nobody.
+  static constexpr int kQParts = Config::kQStages == 1 ? kWarpgroups : 1;
+  using QTile = tile::SlabTile<kBlockQ / kQParts, kHeadDim>;
   using KTile = tile::SlabTile<kBlockK, kHeadDim>;
   using VTile = tile::SlabTile<kBlockK, kHeadDimV>;
-  using QRing = tile::Ring<Config::kQStages, QTile::kBytes>;
+  using QRing = tile::Ring<Config::kQStages * kQParts, QTile::kBytes>;
   using KRing = tile::Ring<Config::kStages, KTile::kBytes>;
   using VRing = tile::Ring<Config::kStages, VTile::kBytes>;
   using Board = WorkBoard<4 * kWarpgroups>;
+
+  // Each warp's way out: so many slabs at a time of its 16 rows of outputs.
+  static constexpr int kOutSlabs = Config::kOutSlabs;
+  static constexpr int kOutWarpBytes = kOutSlabs * tile::kStoreRows * tile::kSlabRowBytes;
 
   struct Shared {
     QRing q;
@@ -54,16 +62,28 @@ struct ForwardSm90 {
     VRing v;
     Board board;
   };
-  static constexpr int kTileBytes = QRing::kBufferBytes + KRing::kBufferBytes + VRing::kBufferBytes;
+  static constexpr int kTileBytes = QRing::kBufferBytes + KRing::kBufferBytes + VRing::kBufferBytes +
+                                    4 * kWarpgroups * kOutWarpBytes;
   static constexpr int kBarriersBytes = QRing::kBarriersBytes + KRing::kBarriersBytes + VRing::kBarriersBytes;
   static_assert(kTileBytes + Board::kBytes + kBarriersBytes == Config::kSharedBytes, "planned as it is laid out");
 
   // Tiles first: their sizes keep the 1024-byte alignment that the swizzle wants.
   CUFLASH_DEVICE static Shared shared() {
     const uint32_t q = ptx::dynamic_shared();
-    const uint32_t k = q + QRing::kBufferBytes, v = k + KRing::kBufferBytes, board = v + VRing::kBufferBytes;
+    const uint32_t k = q + QRing::kBufferBytes, v = k + KRing::kBufferBytes;
+    const uint32_t board = q + kTileBytes;
     const uint32_t q_barriers = board + Board::kBytes, k_barriers = q_barriers + QRing::kBarriersBytes;
     return {{q, q_barriers}, {k, k_barriers}, {v, k_barriers + KRing::kBarriersBytes}, {board}};
+  }
+
+  // Where a part of a tile's queries lies; number: of the tile among all that this block serves.
+  CUFLASH_DEVICE static typename QRing::Position queries_at(uint32_t number, int part) {
+    return {number % Config::kQStages * kQParts + part, number / Config::kQStages % 2};
+  }
+
+  // The way out of a consumer warp, behind the values.
+  CUFLASH_DEVICE static uint32_t way_out(const Shared& shared, int warp) {
+    return shared.v.buffers + VRing::kBufferBytes + warp * kOutWarpBytes;
   }
 
   // Position of a row in the sequence. Packed rows run over the heads of a group first, then over positions. Rows past

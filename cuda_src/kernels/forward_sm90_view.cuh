@@ -94,7 +94,7 @@ struct ForwardSm90View {
   // key; and where a base of billions was rounded, even the largest P may have vanished.
   template <bool kMustWrite, int kCount>
   CUFLASH_DEVICE bool finish(float (&out)[kCount], const float (&base)[2], const float (&thread_sum)[2],
-                             bool is_lost) const {
+                             bool is_lost, uint32_t way_out_smem) const {
     const float sum[2] = {tile::quad_sum(thread_sum[0]), tile::quad_sum(thread_sum[1])};
     const bool is_inside[2] = {rows[0] < params.tile_rows, rows[1] < params.tile_rows};
     // A row without keys has sum 0; its outputs are 0 already. A sum of NaN stays one.
@@ -110,22 +110,48 @@ struct ForwardSm90View {
       }
       if (ptx::vote_any(is_lost)) return true;
     }
-    write_row<0>(out, base[0], sum[0], is_inside[0]);
-    write_row<1>(out, base[1], sum[1], is_inside[1]);
+    write_lse(0, base[0], sum[0], is_inside[0]);
+    write_lse(1, base[1], sum[1], is_inside[1]);
+    if constexpr (F::kOutSlabs > 0 && !kMustWrite) {
+      send<0>(out, way_out_smem);
+    } else {
+      write_row<0>(out, is_inside[0]);
+      write_row<1>(out, is_inside[1]);
+    }
     return false;
   }
 
  private:
-  template <int kHalf, int kCount>
-  CUFLASH_DEVICE void write_row(const float (&out)[kCount], float base, float sum, bool is_inside) const {
-    const int position = F::position_of(params, rows[kHalf]);
-    int q_head = work.head;
-    if constexpr (Config::kPacksHeads) q_head = work.head * params.group + rows[kHalf] % params.group;
+  CUFLASH_DEVICE int q_head_of(int i) const {
+    return Config::kPacksHeads ? work.head * params.group + rows[i] % params.group : work.head;
+  }
+
+  CUFLASH_DEVICE void write_lse(int i, float base, float sum, bool is_inside) const {
     // One rounding: a base of millions leaves no digits for a second.
     const float lse = sum == 0.0f ? -ptx::kInfinity : ptx::fma(base, kLn2, ptx::lg2(sum) * kLn2);
-    const int64_t row = (static_cast<int64_t>(work.batch) * params.num_q_heads + q_head) * params.seqlen_q + position;
+    const int64_t head = static_cast<int64_t>(work.batch) * params.num_q_heads + q_head_of(i);
+    const int64_t row = head * params.seqlen_q + F::position_of(params, rows[i]);
     const int64_t lse_row = Config::kSplitsKeys ? work.split * params.split_rows + row : row;
     if (is_inside && tile::fragment_col() == 0) ptx::store_global(params.lse + lse_row, lse);
+  }
+
+  // The warp's rows by the copy engine, as many slabs at a time as its way out holds, from column kFirst on.
+  template <int kFirst, int kCount>
+  CUFLASH_DEVICE void send(const float (&out)[kCount], uint32_t way_out_smem) const {
+    constexpr int kRoom = F::kOutSlabs * tile::kSlabCols, kLeft = F::kHeadDimV - kFirst;
+    constexpr int kCols = kRoom < kLeft ? kRoom : kLeft;
+    if (ptx::lane_index() == 0) ptx::bulk_wait_read<0>();  // what was there before has been read
+    ptx::sync_warp();
+    tile::store_to_tensor<Element, tile::kStoreRows, kCols, kFirst>(out, 1.0f, way_out_smem, 0, &params.out_map,
+                                                                    rows[0] - ptx::lane_index() / 4, work.head,
+                                                                    work.batch);
+    if constexpr (kFirst + kCols < F::kHeadDimV) send<kFirst + kCols>(out, way_out_smem);
+  }
+
+  template <int kHalf, int kCount>
+  CUFLASH_DEVICE void write_row(const float (&out)[kCount], bool is_inside) const {
+    const int position = F::position_of(params, rows[kHalf]);
+    const int q_head = q_head_of(kHalf);
     const int64_t offset = work.batch * params.out_strides.batch + q_head * params.out_strides.head +
                            position * params.out_strides.row;
     if constexpr (Config::kSplitsKeys) {

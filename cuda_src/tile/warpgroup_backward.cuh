@@ -4,7 +4,7 @@
 #include "ptx/barrier.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/memory.cuh"
-#include "tile/tensor_map.cuh"
+#include "tile/tensor_store.cuh"
 #include "tile/warpgroup_fragment.cuh"
 #include "tile/warpgroup_gemm.cuh"
 
@@ -88,34 +88,6 @@ CUFLASH_DEVICE void load_words_in_register_order(uint32_t (&words)[kCount], uint
   }
 }
 
-// Sends a warp's accumulators [16 rows, kCols], times factor, to a tensor by way of rows first_row .. + 15 of a slab
-// tile. The map has boxes of 64 columns and 16 rows; what lies outside the tensor is not stored. The caller's lane 0
-// waits for the copy before the block ends.
-template <class Element, int kRows, int kCols>
-CUFLASH_DEVICE void store_to_tensor(const float (&values)[kCols / 2], float factor, uint32_t tile_smem, int first_row,
-                                    const TensorMap* map, int row_gmem, int head, int batch) {
-  using Tile = SlabTile<kRows, kCols>;
-  const int lane = ptx::lane_index();
-#pragma unroll
-  for (int i = 0; i < kCols / 16; ++i) {
-    uint32_t quad[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      quad[j] = ptx::pack2<Element>(values[8 * i + 2 * j] * factor, values[8 * i + 2 * j + 1] * factor);
-    }
-    ptx::stmatrix_x4(Tile::address(tile_smem, first_row + lane % 16, 16 * i + lane / 16 * 8), quad);
-  }
-  ptx::fence_proxy_async();  // the copy engine is to see what the lanes have written
-  ptx::sync_warp();
-  if (lane == 0) {
-#pragma unroll
-    for (int slab = 0; slab < Tile::kSlabs; ++slab) {
-      const uint32_t rows_smem = tile_smem + slab * Tile::kSlabBytes + first_row * kSlabRowBytes;
-      ptx::tma_store_4d(map, rows_smem, slab * kSlabCols, row_gmem, head, batch);
-    }
-    ptx::bulk_commit();
-  }
-}
 
 // A pair of elements without its infinities and NaNs, which become zeros.
 template <class Element>

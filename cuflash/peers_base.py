@@ -7,6 +7,7 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any
 
 from cuflash.presets import Shape
@@ -50,7 +51,11 @@ class Peer(ABC):
         return ""
 
     def version(self) -> str:
-        return str(getattr(importlib.import_module(self.module.split(".")[0]), "__version__", "unknown"))
+        """The packages that the module comes from, with their versions; what it says of itself where pip knows none."""
+        top = self.module.partition(".")[0]
+        packages = sorted(set(metadata.packages_distributions().get(top, ())))
+        stated = getattr(importlib.import_module(top), "__version__", "unknown")
+        return ", ".join(f"{name} {metadata.version(name)}" for name in packages) or str(stated)
 
     def poison(self, results: Sequence[Any]) -> None:
         """Leaves NaN in free memory of the size of results: a peer that writes less than all of them must not find the

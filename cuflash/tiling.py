@@ -7,6 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 from cuflash.architectures import Device
 from cuflash.errors import UnsupportedError
+from cuflash.masks import SlidingWindow
 from cuflash.problem import Problem
 
 __all__ = ["BACKWARD", "BACKWARD_DQ", "FORWARD", "BackwardTile", "DqTile", "ForwardTile", "Row", "choose", "padded"]
@@ -106,6 +107,7 @@ class Row(Generic[Tile]):
     reason: str
     capabilities: tuple[tuple[int, int], ...] = ()  # where it holds; everywhere if empty
     deterministic: bool = True  # whether it holds for deterministic gradients, too
+    only_windows: bool = False  # whether it is about windows alone
 
     def holds(self, problem: Problem, device: Device) -> bool:
         """Whether the row is about such a problem on such a device, shared memory aside."""
@@ -114,6 +116,7 @@ class Row(Generic[Tile]):
             and self.head_dim >= max(problem.head_dim, problem.head_dim_v)
             and (not self.capabilities or device.capability in self.capabilities)
             and (self.deterministic or not problem.deterministic)
+            and (not self.only_windows or isinstance(problem.mask, SlidingWindow))
         )
 
 
@@ -126,7 +129,7 @@ FORWARD = (
     Row(128, 2, ForwardTile(128, 48, 4, 2), "380, 397; torch 336, 353; 64 keys spill, 32 keys 365, 387"),
     Row(256, 2, ForwardTile(64, 64, 4, 1), "295, 317; torch 291, 319; 128 rows in 8 warps 278, 303"),
     Row(64, 4, ForwardTile(64, 32, 4, 2), "54; torch 35; 64 keys 59 and twice the code, 128 rows 64 and spill"),
-    Row(128, 4, ForwardTile(128, 32, 8, 1), "not timed; 64 rows spill there under a window", ((8, 0),)),
+    Row(128, 4, ForwardTile(128, 32, 8, 1), "39 on 9.0, 64 rows 47 and spill on 8.0", ((8, 0),), True, True),
     Row(128, 4, ForwardTile(64, 32, 4, 1), "58; torch 45; 16 keys in two stages 52"),
     Row(256, 4, ForwardTile(64, 16, 4, 2), "not timed; one stage spills there under a window", ((8, 0),)),
     Row(256, 4, ForwardTile(32, 16, 2, 1, in_haste=False), "not timed; the hasty split spills there", _BLACKWELL),

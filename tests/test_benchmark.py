@@ -147,6 +147,16 @@ def test_a_time_that_no_tensor_core_can_reach_does_not_compete() -> None:
     assert refused["fa3"].startswith("1167 TFLOP/s: the tensor cores have 1070 at the highest clock")
 
 
+def test_a_peer_is_named_with_its_package_and_version() -> None:
+    class Numpy(peers_base.Peer):
+        module = "numpy.linalg"
+
+        def prepare(self, arrays: object, shape: Shape, mode: str) -> peers_base.Contestant:
+            raise ValueError
+
+    assert Numpy().version() == f"numpy {np.__version__}"
+
+
 def test_a_peer_cannot_live_on_what_another_one_left() -> None:
     """Its memory is poisoned before it is asked: what it does not write is NaN and not somebody else's answer."""
 

@@ -19,18 +19,15 @@ struct BackwardSm90DkdvLayout {
   using QTile = tile::SlabTile<kBlockQ, kHeadDim>;
   using DOutTile = tile::SlabTile<kBlockQ, kHeadDimV>;
   static constexpr int kStatBytes = kBlockQ * 4;
-  // Probabilities on their way to the other warpgroup: as float16 beside bfloat16 (no larger than 1, eleven bits), in
-  // two buffers. Beside float16 that would round d(scores) twice and give dk 1.2 times the error: float32, in one.
-  static constexpr bool kExactProbs = !ptx::is_bfloat16<typename Config::Element>;
-  static constexpr int kProbBuffers = kExactProbs ? 1 : 2;
-  static constexpr int kProbWords = kBlockQ / 2 / kProbBuffers;  // a thread
-  static constexpr int kProbBytes = kProbWords * tile::kWarpgroupThreads * 4;
+  // Probabilities on their way to the other warpgroup, unrounded: as 16 bits, in two buffers, they would round d(scores)
+  // twice (dk 1.2 times the error in float16), and save 1 to 2.5% of the time.
+  static constexpr int kProbBytes = kBlockQ / 2 * tile::kWarpgroupThreads * 4;
   static constexpr uint32_t kK = 0;
   static constexpr uint32_t kV = kK + KTile::kBytes;
   static constexpr uint32_t kQ = kV + VTile::kBytes;
   static constexpr uint32_t kDOut = kQ + kStages * QTile::kBytes;
   static constexpr uint32_t kProbs = kDOut + kStages * DOutTile::kBytes;
-  static constexpr uint32_t kLse = kProbs + kProbBuffers * kProbBytes;
+  static constexpr uint32_t kLse = kProbs + kProbBytes;
   static constexpr uint32_t kDelta = kLse + kStages * kStatBytes;
   static constexpr uint32_t kBarriers = kDelta + kStages * kStatBytes;
   static constexpr uint32_t kBytes = kBarriers + (2 + 4 * kStages) * tile::kBarrierBytes;
@@ -46,29 +43,7 @@ struct BackwardSm90DkdvLayout {
   CUFLASH_DEVICE DOutRing d_out_ring() const { return {smem + kDOut, q_ring().barriers + QRing::kBarriersBytes}; }
   CUFLASH_DEVICE uint32_t lse(typename QRing::Position at) const { return smem + kLse + at.stage * kStatBytes; }
   CUFLASH_DEVICE uint32_t delta(typename QRing::Position at) const { return smem + kDelta + at.stage * kStatBytes; }
-  CUFLASH_DEVICE uint32_t probs(int buffer) const { return smem + kProbs + buffer * kProbBytes; }
-
-  CUFLASH_DEVICE void put_probs(const float (&values)[kBlockQ / 2], int buffer) const {
-    uint32_t words[kProbWords];
-    if constexpr (kExactProbs) {
-#pragma unroll
-      for (int i = 0; i < kProbWords; ++i) words[i] = ptx::bit_cast<uint32_t>(values[i]);
-    } else {
-      tile::pack_fragment<float16>(values, words);
-    }
-    tile::store_words_in_register_order(words, probs(buffer));
-  }
-
-  CUFLASH_DEVICE void take_probs(float (&values)[kBlockQ / 2], const uint32_t (&words)[kProbWords]) const {
-#pragma unroll
-    for (int i = 0; i < kProbWords; ++i) {
-      if constexpr (kExactProbs) {
-        values[i] = ptx::bit_cast<float>(words[i]);
-      } else {
-        ptx::unpack2<float16>(words[i], values[2 * i], values[2 * i + 1]);
-      }
-    }
-  }
+  CUFLASH_DEVICE uint32_t probs() const { return smem + kProbs; }
 };
 
 // Where a consumer stands in its steps.
@@ -80,7 +55,6 @@ struct DkdvStep {
   int number = 0;
   Position at;
 
-  CUFLASH_DEVICE int buffer() const { return number % BackwardSm90DkdvLayout<Config>::kProbBuffers; }
   CUFLASH_DEVICE Position next() const {
     Position after = at;
     after.advance();
@@ -134,9 +108,9 @@ CUFLASH_DEVICE void dkdv_probs_step(const Params& params, const BackwardSm90Dkdv
   }
   ptx::sync_warp();  // every lane has read its lse
   if (speaks) layout.q_ring().release(step.at);
-  if (step.number >= Layout::kProbBuffers) ptx::named_barrier_sync(kBarrierProbsEmpty + step.buffer(), kThreads);
-  layout.put_probs(dots, step.buffer());
-  ptx::named_barrier_arrive(kBarrierProbsFull + step.buffer(), kThreads);
+  if (step.number > 0) ptx::named_barrier_sync(kBarrierProbsEmpty, kThreads);
+  tile::store_in_register_order(dots, layout.probs());
+  ptx::named_barrier_arrive(kBarrierProbsFull, kThreads);
 
   layout.d_out_ring().wait_full(step.at);
   tile::start_output<Element, Config::kBlockQ, Config::kHeadDimV>(dv, probs, layout.d_out_ring().stage(step.at));
@@ -160,13 +134,10 @@ CUFLASH_DEVICE void dkdv_scores_step(const BackwardSm90DkdvLayout<Config>& layou
   constexpr int kCount = Config::kBlockQ / 2, kThreads = 2 * tile::kWarpgroupThreads;
   const bool speaks = ptx::lane_index() == 0;
   float derivatives[kCount];
-  uint32_t d_scores[kCount / 2], shared_probs[Layout::kProbWords];
-  ptx::named_barrier_sync(kBarrierProbsFull + step.buffer(), kThreads);
-  tile::load_words_in_register_order(shared_probs, layout.probs(step.buffer()));
-  if (step.number + Layout::kProbBuffers < step.total) {
-    ptx::named_barrier_arrive(kBarrierProbsEmpty + step.buffer(), kThreads);
-  }
-  layout.take_probs(derivatives, shared_probs);
+  uint32_t d_scores[kCount / 2];
+  ptx::named_barrier_sync(kBarrierProbsFull, kThreads);
+  tile::load_in_register_order(derivatives, layout.probs());
+  if (step.number + 1 < step.total) ptx::named_barrier_arrive(kBarrierProbsEmpty, kThreads);
   layout.q_ring().wait_full(step.at);  // queries for dk, and delta
   if (!Config::Mask::kUniform && masked) {
     differentiate<Element, true>(d_scores, derivatives, d_probs, ColumnStats(layout.delta(step.at)));

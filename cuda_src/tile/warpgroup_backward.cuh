@@ -69,25 +69,15 @@ CUFLASH_DEVICE void store_in_register_order(const float (&values)[kCount], uint3
   }
 }
 
-// The same for packed words.
 template <int kCount>
-CUFLASH_DEVICE void store_words_in_register_order(const uint32_t (&words)[kCount], uint32_t smem) {
+CUFLASH_DEVICE void load_in_register_order(float (&values)[kCount], uint32_t smem) {
   const uint32_t mine = smem + ptx::thread_index() % kWarpgroupThreads * 16;
 #pragma unroll
   for (int i = 0; i < kCount; i += 4) {
-    ptx::store_shared(mine + i * kWarpgroupThreads * 4, u32x4{words[i], words[i + 1], words[i + 2], words[i + 3]});
+    const f32x4 four = ptx::load_shared<f32x4>(mine + i * kWarpgroupThreads * 4);
+    values[i] = four.x, values[i + 1] = four.y, values[i + 2] = four.z, values[i + 3] = four.w;
   }
 }
-template <int kCount>
-CUFLASH_DEVICE void load_words_in_register_order(uint32_t (&words)[kCount], uint32_t smem) {
-  const uint32_t mine = smem + ptx::thread_index() % kWarpgroupThreads * 16;
-#pragma unroll
-  for (int i = 0; i < kCount; i += 4) {
-    const u32x4 four = ptx::load_shared<u32x4>(mine + i * kWarpgroupThreads * 4);
-    words[i] = four.x, words[i + 1] = four.y, words[i + 2] = four.z, words[i + 3] = four.w;
-  }
-}
-
 
 // A pair of elements without its infinities and NaNs, which become zeros.
 template <class Element>

@@ -49,6 +49,7 @@ class Trial:
             "turns": tile.turns,
             "skips": tile.skips,
             "section_mib": tile.section_mib,
+            "sends": tile.sends,
             "ms": self.ms,
             "is_table": self.is_table,
         }
@@ -80,6 +81,7 @@ def _changes(tile: TileSm90, has_mask: bool) -> Iterator[TileSm90]:
     yield replace(tile, q_stages=3 - tile.q_stages)
     yield from (replace(tile, schedule=schedule) for schedule in Schedule)
     yield replace(tile, turns=not tile.turns and tile.warpgroups > 1)
+    yield replace(tile, sends=not tile.sends)
     if has_mask:
         yield replace(tile, skips=not tile.skips)
         yield from (replace(tile, section_mib=mib) for mib in (tile.section_mib // 4, max(tile.section_mib, 4) * 4))

@@ -113,6 +113,16 @@ def test_every_schedule_of_threads_gives_the_same_bits(words: dict[str, Any]) ->
         assert all(equal_bits(first[name], other[name]) for name in first)
 
 
+@pytest.mark.parametrize("words", [{"causal": True}, {"window": (40, 20)}], ids=["causal", "window"])
+@pytest.mark.parametrize("turns", [True, False], ids=["turns", "no turns"])
+def test_no_warp_overtakes_the_one_that_leaves_blocks_out(turns: bool, words: dict[str, Any]) -> None:
+    """More blocks left out than the ring has stages: a barrier a round behind looks full to who did not wait."""
+    chosen = tile(3, 32, turns=turns, schedule=Schedule.STATIC)
+    for seed in (1, 2):
+        run(arrays_of(200, 300, head_dim=128), chosen, seed=seed, **words)
+    check(arrays_of(200, 300, head_dim=128), chosen, **words)
+
+
 def test_a_batch_changes_nothing() -> None:
     together = arrays_of(150, batch=3)
     alone = {name: array[1:2] for name, array in together.items()}

@@ -130,9 +130,11 @@ struct ForwardSm90Consumer {
 
   // Blocks of the tile that hold no key for this warpgroup. One thread waits and releases for all: a warp that waits
   // for a stage without using it can fall two rounds behind the barrier, and then would wait for ever. The turn goes
-  // around as often as in the other warpgroups.
+  // around as often as in the other warpgroups. The others must not overtake that thread: to a warp that is a round
+  // ahead of a stage's barrier, it looks full.
   CUFLASH_DEVICE void skip_blocks(int count) {
     if constexpr (Config::kSkipBlocks) {
+      const bool must_meet = !Config::kTurns && count > 0;  // a turn is a meeting, too
       for (; count > 0; --count) {
         if (is_speaker) {
           shared.k.wait_full(k_at);
@@ -146,6 +148,7 @@ struct ForwardSm90Consumer {
         take_turn();
         give_turn();
       }
+      if (must_meet) ptx::named_barrier_sync(kWarpgroupBarrier + warpgroup, tile::kWarpgroupThreads);
     }
   }
 

@@ -92,7 +92,7 @@ def check(device: str, preset: str, scope: str | None, family: str, as_json: boo
 @click.option("--draws", type=click.IntRange(1), default=8, show_default=True, help="Sets of inputs for --accuracy.")
 @click.option("--deterministic", is_flag=True, help="Time the deterministic gradients.")
 @click.option("--rounds", type=click.IntRange(1), default=1, show_default=True, help="Times through all orders.")
-@click.option("--budget", default=40.0, show_default=True, help="Milliseconds a contestant gets in each round.")
+@click.option("--budget", default=40.0, show_default=True, help="Milliseconds a contestant gets each time through.")
 @click.option("--save", type=FILE, default=None, help="Write the JSON record here.")
 @click.option("--plot", "picture", type=FILE, default=None, help="Write a picture here.")
 @FAMILY

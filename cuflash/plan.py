@@ -17,9 +17,10 @@ from cuflash.errors import UnsupportedError
 from cuflash.problem import Problem
 from cuflash.variant import Variant
 
-__all__ = ["Launch", "Output", "Plan", "Pointer", "TensorMapSlot", "backward_plan", "forward_plan"]
+__all__ = ["MAP_BYTES", "Launch", "Output", "Plan", "Pointer", "TensorMapSlot", "backward_plan", "forward_plan"]
 
 MAX_GRID = 2**31 - 1  # blocks along x
+MAP_BYTES = 128  # of an encoded tensor map; a struct that has some begins with them
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from cuflash.architectures import Device
 from cuflash.params import pack
 from cuflash.params_sm90_backward import TENSOR_MAPS, backward_sm90_params
-from cuflash.plan import Launch, Output, Plan
+from cuflash.plan import MAP_BYTES, Launch, Output, Plan
 from cuflash.plan_sm80 import softmax_values
 from cuflash.plan_sm90_maps import tensor_map_slot, unaddressable
 from cuflash.problem import Problem
@@ -122,7 +122,7 @@ def _product(
         params=pack(dtype, values),
         pointers=shape.pointers(dtype),
         tensor_maps=tuple(
-            tensor_map_slot(128 * index, name, specs[name], rows.get(name, STORE_ROWS), problem.dtype.name, 2)
+            tensor_map_slot(MAP_BYTES * index, name, specs[name], rows.get(name, STORE_ROWS), problem.dtype.name, 2)
             for index, name in enumerate(TENSOR_MAPS)
         ),
         overlap=isinstance(tile, FusedTile) or max(problem.seqlen_q, problem.seqlen_k) <= OVERLAP_LENGTH,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cuflash.plan import TensorMapSlot
+from cuflash.plan import MAP_BYTES, TensorMapSlot
 from cuflash.plan_sm90_split import Division
 from cuflash.problem import Problem
 from cuflash.specs import ArraySpec, spec_of_contiguous
@@ -49,12 +49,12 @@ def forward_tensor_maps(problem: Problem, tile: TileSm90, division: Division, se
     for index, (operand, spec) in enumerate((("k", problem.k), ("v", problem.v)), start=1):
         batch, _, heads, dim = spec.shape
         seen = spec._replace(shape=(batch, num_keys, heads, dim))
-        slot = tensor_map_slot(128 * index, operand, seen, tile.block_k, dtype, itemsize)
+        slot = tensor_map_slot(MAP_BYTES * index, operand, seen, tile.block_k, dtype, itemsize)
         maps.append(replace(slot, byte_offset=first_key * spec.strides[1] * itemsize))
     maps = [replace(slot, l2_promotion=_l2_promotion(problem, division)) for slot in maps]
     if sends:
         out = problem.out or spec_of_contiguous(problem.out_shape, dtype)
-        maps.append(tensor_map_slot(384, "out", out, STORE_ROWS, dtype, itemsize))
+        maps.append(tensor_map_slot(MAP_BYTES * len(maps), "out", out, STORE_ROWS, dtype, itemsize))
     return tuple(maps)
 
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from cuflash.driver import CLUSTER, OVERLAP, LaunchAttribute, LaunchConfig, is_captured
 from cuflash.errors import CuflashError
-from cuflash.interop.words import MAP_BYTES, FlatLaunch, decode
+from cuflash.interop.words import FlatLaunch, decode
+from cuflash.plan import MAP_BYTES
 
 __all__ = ["LaunchConfig", "PythonLauncher"]
 

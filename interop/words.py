@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["VERSION", "FlatLaunch", "FlatPlan", "decode", "encode", "kernel_key", "operand_names"]
 
 VERSION = 2
-MAP_BYTES = 128
 _AXES = 5  # the most a tensor map has
 _MAP_DTYPES = {"float16": 6, "float32": 7, "bfloat16": 9}  # CU_TENSOR_MAP_DATA_TYPE_*
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes -> CU_TENSOR_MAP_SWIZZLE_*

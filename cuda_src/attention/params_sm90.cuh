@@ -7,7 +7,7 @@ namespace cuflash {
 
 template <class Mask, class Score>
 struct ForwardSm90Params {
-  tile::TensorMap q_map, k_map, v_map;  // [batch, head, row, dim], boxes of 64 columns and one tile of rows
+  tile::TensorMap q_map, k_map, v_map;  // [batch, head, row, dim], boxes of 64 columns; rows: a part of a tile's, a block
   tile::TensorMap out_map;              // the same, boxes of 16 rows; unset without Config::kOutSlabs
   void* out;                            // Element; float when keys are split, one part a split
   float* lse;                           // [batch, num_q_heads, seqlen_q], contiguous; one such array a split
